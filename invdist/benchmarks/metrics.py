@@ -1,7 +1,7 @@
 """Time of all ranking metrics of scored rows, beside scikit-learn's AUC on the same rows.
 
-scikit-learn offers no per-user metrics: it is timed on `roc_auc_score` over all rows and once for each user with both
-classes, which is the AUC and GAUC of `ranking_metrics` and nothing else.
+scikit-learn offers no per-user metrics: it is timed on `roc_auc_score` over all rows and once for each user
+with both classes, which is the AUC and GAUC of `ranking_metrics` and nothing else.
 """
 
 from __future__ import annotations

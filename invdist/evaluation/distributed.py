@@ -1,8 +1,8 @@
 """The same metrics over all ranks, each rank holding every row of its users.
 
-Per-user metrics need only their sums. The AUC over all rows needs the ranks' scores compared with each other: ranks
-agree on score ranges, one per rank, and send each distinct score with its row counts to the rank of its range, so the
-result is exact and no rank holds all rows. Above `exact_rows` rows they share a histogram instead.
+Per-user metrics need only their sums. The AUC over all rows needs the ranks' scores compared with each other:
+ranks agree on score ranges, one per rank, and send each distinct score with its row counts to the rank of its
+range, so the result is exact and no rank holds all rows. Above `exact_rows` rows they share a histogram.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def distributed_metrics(
 ) -> dict[str, float | int]:
     """`ranking_metrics` of the rows of all ranks of `group`: the same result on every rank.
 
-    Every rank calls it with the rows of its own users (`user % world_size == rank`), which may be none. Beside the
-    keys of `ranking_metrics` it gives `auc_error_bound`: 0 up to `exact_rows` rows in total; above, `auc` comes from
-    a histogram and is off by at most this bound (about 1 / (2 x 65,536) for scores without structure).
-    Bad rows on one rank raise the same `UserError` on all.
+    Every rank calls it with the rows of its own users (`user % world_size == rank`), maybe none. Beside the
+    keys of `ranking_metrics` it gives `auc_error_bound`: 0 up to `exact_rows` rows in total; above, `auc`
+    comes from a histogram and is off by at most this bound, which is measured with it (about 1 / (2 x 65,536)
+    when ranks' scores are alike). Bad rows on one rank raise the same `UserError` on all.
     """
     ranks = _Ranks(group)
     rows, problem = None, ""
@@ -81,7 +81,7 @@ class _Ranks:
         return total.cpu().numpy()
 
     def exchange(self, table: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Sends the first `counts[0]` rows of an int64 `table` to rank 0, the next to rank 1, ...; gives what came."""
+        """Sends the first `counts[0]` rows of an int64 `table` to rank 0, and so on; gives what came."""
         incoming = self.gather(counts)[:, self.rank]
         received = torch.empty((int(incoming.sum()), table.shape[1]), dtype=torch.int64, device=self.device)
         sent = torch.from_numpy(np.ascontiguousarray(table)).to(self.device)
@@ -101,10 +101,11 @@ def _raise_on_every_rank(ranks: _Ranks, refused: np.ndarray, problem: str) -> No
 
 
 def _shared_quantiles(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray, count: int) -> np.ndarray:
-    """About `count` scores that cut the rows of all ranks into even parts; ascending, the same on every rank."""
-    wanted = np.ceil(shares * count).astype(np.int64)
-    mine = np.zeros(wanted.max())
-    places = (np.arange(wanted[ranks.rank]) + 0.5) / max(wanted[ranks.rank], 1)
+    """About `count` scores that cut the rows of all ranks into even parts; ascending, alike on every rank."""
+    wanted: list[int] = np.ceil(shares * count).astype(int).tolist()
+    mine = np.zeros(max(wanted))
+    # Ranks with like scores would all name the same quantiles; shifted by rank they share out the work.
+    places = (np.arange(wanted[ranks.rank]) + (ranks.rank + 0.5) / ranks.size) / max(wanted[ranks.rank], 1)
     if len(places):
         through = np.cumsum(np.bincount(rows.level, minlength=len(rows.scores)))
         mine[: len(places)] = rows.scores[np.searchsorted(through, places * through[-1], side="right")]
@@ -118,8 +119,7 @@ def _exact_auc(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray) -> float:
     # Ranges are cut at scores, never between equal ones, so ties meet on one rank.
     cuts = np.searchsorted(rows.scores, edges, side="right")
     counts = np.diff(np.concatenate([[0], cuts, [len(rows.scores)]]))
-    # Adding 0.0 turns -0.0 into 0.0: the scores travel as bits, and equal scores must be equal bits.
-    table = np.stack([(rows.scores + 0.0).view(np.int64), *rows.counts()], axis=1)
+    table = np.stack([rows.scores.view(np.int64), *rows.counts()], axis=1)
     bits, positives, negatives = ranks.exchange(table, counts).T
 
     scores, level = np.unique(np.ascontiguousarray(bits).view(np.float64), return_inverse=True)
@@ -135,14 +135,12 @@ def _exact_auc(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray) -> float:
 
 def _histogram_auc(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray) -> tuple[float, float]:
     edges = np.unique(_shared_quantiles(ranks, rows, shares, _BINS))
-    # Bin 2i+1 is the score edges[i] itself and 2i the open range below it: a score shared by many rows becomes an edge,
-    # and within its own bin a tie really is a tie. Only the open ranges can be in error, by half their mixed pairs.
-    bins = np.searchsorted(edges, rows.scores, side="left") + np.searchsorted(
-        edges, rows.scores, side="right"
-    )
+    # Bin 2i+1 is the score edges[i] itself and 2i the open range below it: a score of many rows becomes an
+    # edge, and in its own bin a tie really is a tie. Only open ranges can err, by half their mixed pairs.
+    below, through = (np.searchsorted(edges, rows.scores, side=side) for side in ("left", "right"))
     counts = np.zeros((2, 2 * len(edges) + 1), dtype=np.int64)
     for total, part in zip(counts, rows.counts(), strict=True):
-        np.add.at(total, bins, part)
+        np.add.at(total, below + through, part)
     positives, negatives = ranks.sum(counts).astype(np.float64)
     pairs = positives.sum() * negatives.sum()
     below = np.cumsum(negatives) - negatives

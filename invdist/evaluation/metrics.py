@@ -18,10 +18,11 @@ def ranking_metrics(
 ) -> dict[str, float | int]:
     """All metrics of rows (`user` integers, `label` 0 or 1, `score` logits; each of shape [rows]).
 
-    Gives `auc` over all rows; `gauc` (mean AUC of a user), `gauc_weighted` (the same weighted by the user's rows),
-    `ndcg` (cut at `k`) and `mrr` (of the first positive) over users with both classes; `logloss`; `ece` (expected
-    calibration error, 15 bins of equal width); `rows`, `users`, `users_left_out` (users with one class only).
-    Tied scores count as the mean over their orders. Per-user metrics are NaN when every user is left out.
+    Gives `auc` over all rows; `gauc` (mean AUC of a user), `gauc_weighted` (weighted by the user's rows),
+    `ndcg` (cut at `k`) and `mrr` (of the first positive) over users with both classes; `logloss`; `ece`
+    (expected calibration error, 15 bins of equal width); `rows`, `users`, `users_left_out` (users with one
+    class only). Tied scores count as the mean over their orders. Per-user metrics are NaN when every user is
+    left out.
     Raises `UserError` for a score that is not finite, a label other than 0 and 1, no rows, or a single class.
     """
     rows = ScoredRows.checked(user, label, score, k)
@@ -32,7 +33,7 @@ def ranking_metrics(
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Checked rows: integer `user`, int64 `label`, float64 `score`, and `level`, the number of each distinct score."""
+    """Checked: integer `user`, int64 `label`, float64 `score`, `level` (the score's place in `scores`)."""
 
     user: np.ndarray
     label: np.ndarray
@@ -47,7 +48,8 @@ class ScoredRows:
         user, label, score = np.asarray(user), np.asarray(label), np.asarray(score)
         if not (user.ndim == 1 and user.shape == label.shape == score.shape):
             raise UserError(
-                f"user, label and score must be flat and of one length, not {user.shape}, {label.shape}, {score.shape}"
+                "user, label and score must be flat and of one length, "
+                f"not {user.shape}, {label.shape}, {score.shape}"
             )
         if k < 1:
             raise UserError(f"NDCG is cut at k = {k}; k must be at least 1")
@@ -81,7 +83,7 @@ class ScoredRows:
 
 
 def doubled_wins(positives: np.ndarray, negatives: np.ndarray) -> int:
-    """Twice the pairs in which the positive scores higher, a tie as half a pair, from counts by ascending score.
+    """Twice the pairs in which the positive scores higher, a tie as half a pair; counts by ascending score.
 
     An integer, hence exact; it fits 63 bits up to four billion rows.
     """
@@ -126,7 +128,7 @@ class Totals:
         probability = np.exp(-np.logaddexp(0.0, -rows.score))
         bins = np.minimum((probability * ECE_BINS).astype(np.int64), ECE_BINS - 1)
         calibration = [np.bincount(bins, weight, ECE_BINS) for weight in (None, rows.label, probability)]
-        return cls(np.concatenate([numbers, *calibration]).astype(np.float64))
+        return cls(np.concatenate([np.array(numbers, dtype=np.float64), *calibration]))
 
     def __getitem__(self, name: str) -> float:
         return float(self.values[self._NAMES.index(name)])
@@ -138,8 +140,8 @@ class Totals:
             raise UserError("there are no rows to evaluate; the split is empty")
         if positives in (0, rows):
             raise UserError(
-                f"AUC needs positive and negative rows, but all {rows} rows are labeled {int(positives > 0)}; "
-                "evaluate on a split with both classes"
+                f"AUC needs both classes, but all {rows} rows are labeled {int(positives > 0)}; "
+                "evaluate on a split with positive and negative rows"
             )
 
     def metrics(self, auc: float) -> dict[str, float | int]:

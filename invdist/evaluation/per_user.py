@@ -1,7 +1,7 @@
 """Metrics of each user's own ranking: AUC, NDCG@k and reciprocal rank of every user at once.
 
-Tied scores have no order, so each metric is its mean over every order of the tied rows. That is what scikit-learn's
-`roc_auc_score` and `ndcg_score` give, and the reciprocal rank here follows the same rule.
+Tied scores have no order, so each metric is its mean over every order of the tied rows. That is what
+scikit-learn's `roc_auc_score` and `ndcg_score` give, and the reciprocal rank here follows the same rule.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PerUser:
 def per_user_metrics(user: np.ndarray, label: np.ndarray, level: np.ndarray, k: int) -> PerUser:
     """Ranks each user's rows by score.
 
-    `user`, `label` (0 or 1) and `level` are integer arrays of one length; `level` numbers the distinct scores from 0
-    upwards, equal scores alike. NDCG takes the label as relevance and cuts both rankings at `k`.
+    `user`, `label` (0 or 1) and `level` are integer arrays of one length; `level` numbers the distinct scores
+    from 0 upwards, equal scores alike. NDCG takes the label as relevance and cuts both rankings at `k`.
     """
     ids, user_index = np.unique(user, return_inverse=True)
     rows = np.bincount(user_index, minlength=len(ids))
@@ -65,8 +65,8 @@ class _Ties:
 
     @classmethod
     def of(cls, user_index: np.ndarray, label: np.ndarray, level: np.ndarray, judged: np.ndarray) -> _Ties:
-        # (user, score, label) packed into one integer: sorting plain integers is several times faster than a lexsort.
-        # Users and scores are each numbered below the row count, so 63 bits last for two billion rows.
+        # (user, score, label) packed into one integer: sorting plain integers is several times faster than a
+        # lexsort. Users and scores are each numbered below the row count: 63 bits last for two billion rows.
         bits = int(level.max()).bit_length()
         keep = judged[user_index]
         key = user_index[keep].astype(np.int64) << bits
