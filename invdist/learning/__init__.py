@@ -1,0 +1,1 @@
+"""Learning: losses, the inverse gradient, and every strategy that `method:` can name."""

@@ -1,0 +1,46 @@
+"""Log-loss and the inverse dual loss, per pair, from logits.
+
+Notation of the paper: `l1 = softplus(-s)` is the loss of calling a pair positive, `l0 = softplus(s)` negative.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+
+
+class Annotation(NamedTuple):
+    """The soft labels that the inverse dual loss gives a pair: `w1 + w0 = 1`, without gradient."""
+
+    w1: Tensor
+    w0: Tensor
+
+
+def log_loss(logit: Tensor, label: Tensor) -> Tensor:
+    """Log-loss of each labeled pair, float32."""
+    logit, label = torch.broadcast_tensors(logit.float(), label.float())
+    return binary_cross_entropy_with_logits(logit, label, reduction="none")
+
+
+def annotate(logit: Tensor) -> Annotation:
+    """Inverse dual weights of unlabeled pairs: `w1 = l0^2 / (l0^2 + l1^2)`.
+
+    The paper's `(l0/l1) / (l0/l1 + l1/l0)` is the same number, but divides by a loss that vanishes. Here the
+    ratio r of the smaller loss to the larger lies in [0, 1], so nothing overflows at any logit.
+    """
+    s = logit.detach().float()
+    small, large = softplus(-s.abs()), softplus(s.abs())
+    square = (small / large).square()
+    sure = 1 / (1 + square)  # of the side that the logit leans to
+    positive = s >= 0
+    return Annotation(torch.where(positive, sure, 1 - sure), torch.where(positive, 1 - sure, sure))
+
+
+def inverse_dual_loss(logit: Tensor) -> tuple[Tensor, Annotation]:
+    """The inverse dual loss `w1*l1 + w0*l0` of each unlabeled pair (float32), and its annotation."""
+    s = logit.float()
+    annotation = annotate(s)
+    return annotation.w1 * softplus(-s) + annotation.w0 * softplus(s), annotation

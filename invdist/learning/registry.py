@@ -1,0 +1,61 @@
+"""The strategies by name. Third parties register theirs the same way, see `invdist.learning.strategy`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import TypeVar
+
+from invdist.errors import UserError
+from invdist.learning.strategy import Setting, Strategy
+from invdist.model.recommender import Recommender
+
+S = TypeVar("S", bound=type[Strategy])
+
+
+class _Registry:
+    def __init__(self) -> None:
+        self._types: dict[str, type[Strategy]] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[S], S]:
+        """Makes the decorated class a choice of `method:`; its `Config` becomes the section `name:`."""
+
+        def add(strategy: S) -> S:
+            if name in self._types and self._types[name] is not strategy:
+                raise ValueError(f"a strategy named {name!r} is registered already: {self._types[name]}")
+            self._types[name] = strategy
+            return strategy
+
+        return add
+
+    def names(self) -> list[str]:
+        """The choices of `method:`."""
+        self._load()
+        return sorted(self._types)
+
+    def config_type(self, name: str) -> type:
+        """The dataclass of a strategy's options."""
+        return self._type(name).Config
+
+    def build(self, name: str, setting: Setting, model: Recommender) -> Strategy:
+        """A strategy by name."""
+        return self._type(name)(setting, model)
+
+    def _type(self, name: str) -> type[Strategy]:
+        self._load()
+        if name not in self._types:
+            raise UserError(f"method: there is no strategy {name!r}; there are {', '.join(self.names())}")
+        return self._types[name]
+
+    def _load(self) -> None:
+        if not self._loaded:
+            self._loaded = True
+            from invdist.learning import strategies
+
+            for module in pkgutil.iter_modules(strategies.__path__):
+                importlib.import_module(f"{strategies.__name__}.{module.name}")
+
+
+STRATEGIES = _Registry()

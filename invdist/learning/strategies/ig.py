@@ -1,0 +1,62 @@
+"""`ig`: the Inverse Gradient, which includes the inverse dual loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from invdist.learning.inverse_gradient import InverseGradient
+from invdist.learning.losses import log_loss
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategy import Batch, Phase, Record, Setting, Strategy
+from invdist.model.exchange import Exchange
+from invdist.model.recommender import Recommender
+
+
+@STRATEGIES.register("ig")
+class InverseGradientStrategy(Strategy):
+    """Phase 1 on training-train, then phase 2 on training-test with unlabeled batches, every epoch."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        """Options of the Inverse Gradient."""
+
+        alpha: float | None = None
+        """Step of the direct gradient; null: alpha_ratio * optimizer.gamma."""
+        alpha_ratio: float = 0.1
+        """alpha over gamma where alpha is null (the paper: 0.1)."""
+        inner: Literal["sign", "sgd"] = "sign"
+        """How the direct gradient becomes an update: sign (one step of a fresh Adam) or sgd (as it is)."""
+        candidates: list[float] = field(default_factory=lambda: [-1.0, 0.0, 1.0])
+        """Multipliers of the update that are tried: -1 direct, 0 pass, 1 inverse; more make a line search."""
+        phase2_passes: int = 1
+        """How often phase 2 goes round the training-test rows in one epoch."""
+
+        def __post_init__(self) -> None:
+            if self.alpha is not None and self.alpha <= 0:
+                raise ValueError("alpha: must be above 0, or null for alpha_ratio * optimizer.gamma")
+            if self.alpha_ratio <= 0:
+                raise ValueError("alpha_ratio: must be above 0 (the paper: 0.1)")
+            if 0.0 not in self.candidates or len(set(self.candidates)) < 2:
+                raise ValueError("candidates: needs 0 (pass) and at least one other multiplier, such as [-1, 0, 1]")
+            if len(set(self.candidates)) != len(self.candidates):
+                raise ValueError("candidates: a multiplier stands there twice")
+            if self.phase2_passes < 1:
+                raise ValueError("phase2_passes: must be at least 1")
+
+    def __init__(self, setting: Setting, model: Recommender) -> None:
+        super().__init__(setting, model)
+        o = self.options
+        alpha = o.alpha_ratio * setting.gamma if o.alpha is None else o.alpha
+        self.inverse_gradient = InverseGradient(model, alpha=alpha, inner=o.inner, candidates=o.candidates)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase("phase1", ("train",)),
+            Phase("phase2", ("training_test",), self.setting.unlabeled_rate, self.options.phase2_passes),
+        )
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        if phase.name == "phase1":
+            return self.gamma_step(lambda logits: log_loss(logits, batch.label), exchange)
+        return self.inverse_gradient.step(batch, exchange, self.watch)

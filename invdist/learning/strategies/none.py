@@ -1,0 +1,19 @@
+"""`none`: log-loss on the labeled rows, nothing else."""
+
+from __future__ import annotations
+
+from invdist.learning.losses import log_loss
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Strategy
+from invdist.model.exchange import Exchange
+
+
+@STRATEGIES.register("none")
+class LogLoss(Strategy):
+    """Plain supervised training: what every other strategy is held against."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", LABELED),)
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        return self.gamma_step(lambda logits: log_loss(logits, batch.label), exchange)

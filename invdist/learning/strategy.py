@@ -1,0 +1,140 @@
+"""What a strategy is. To add one, write a class like those beside this file and register it:
+
+    @STRATEGIES.register("mine")
+    class Mine(Strategy):
+        @dataclass(kw_only=True, slots=True)
+        class Config:
+            weight: float = 1.0
+            \"\"\"Shown in --help and checked like every other field.\"\"\"
+
+        def phases(self): ...
+        def groups(self, phase, batch): ...
+        def step(self, phase, batch, exchange): ...
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from invdist.learning.stopwatch import Stopwatch
+from invdist.model.exchange import Exchange, Pairs
+from invdist.model.recommender import Recommender
+
+
+class Batch(Protocol):
+    """The rows of one step on one rank; `k` unlabeled pairs stand for each of the `n` labeled ones."""
+
+    user: Tensor
+    item: Tensor
+    label: Tensor
+    unlabeled_user: Tensor | None
+    unlabeled_item: Tensor | None
+    global_rows: int
+    """Labeled rows of this step over all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One pass over some splits within an epoch."""
+
+    name: str
+    splits: tuple[str, ...]
+    unlabeled_per_row: int = 0
+    passes: int = 1
+    source: str | None = None
+    """Where unlabeled pairs come from; None: what `unlabeled.source` says."""
+
+
+LABELED = ("train", "training_test")
+"""All labeled training rows."""
+
+
+@dataclass(slots=True)
+class Setting:
+    """What a strategy is built with."""
+
+    options: Any
+    """Its own Config."""
+    unlabeled_rate: int
+    gamma: float
+    users: int
+    items: int
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """What a step did, equal on every rank."""
+
+    loss: Tensor
+    """Mean over the rows of the global batch."""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Strategy(ABC):
+    """How labeled and unlabeled pairs become updates. One object per rank, in step with the others."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        """A strategy without options of its own."""
+
+    def __init__(self, setting: Setting, model: Recommender) -> None:
+        self.options, self.setting, self.model = setting.options, setting, model
+        self.watch = Stopwatch()
+
+    @abstractmethod
+    def phases(self) -> tuple[Phase, ...]:
+        """What an epoch consists of."""
+
+    def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
+        """The pairs whose rows a step needs; by default the labeled ones, then the unlabeled ones if any."""
+        labeled = Pairs(batch.user, batch.item)
+        return (labeled, unlabeled(batch)) if phase.unlabeled_per_row else (labeled,)
+
+    @abstractmethod
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        """Takes one step; `exchange` is that of `groups`."""
+
+    def score(self, pairs: Pairs) -> Tensor:
+        """Logits of pairs at the present state."""
+        return self.model.score(pairs)
+
+    def end_epoch(self) -> None:  # noqa: B027 - most strategies have nothing to do
+        """Called on every rank after the last phase of an epoch."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Replicated state to checkpoint beside the model's: tensors by name, equal on every rank."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes back what `state` gave."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")
+
+    def gamma_step(self, loss: Callable[[Tensor], Tensor], exchange: Exchange) -> Record:
+        """One gamma step on the mean over all ranks of `loss(logits)`, per-row losses of the one group of `exchange`."""
+        with self.watch("pull"):
+            rows = self.model.pull(exchange)[0]
+        with self.watch("step"):
+            losses = loss(self.model.logits(rows))
+            gradient, mean = self.model.gradient(losses.sum(), len(losses), rows, exchange.routes[0])
+            self.model.step(gradient)
+        return Record(mean)
+
+
+def unlabeled(batch: Batch) -> Pairs:
+    """The unlabeled pairs of a batch."""
+    assert batch.unlabeled_user is not None and batch.unlabeled_item is not None
+    return Pairs(batch.unlabeled_user, batch.unlabeled_item)
+
+
+def all_pairs(batch: Batch) -> Pairs:
+    """Labeled pairs, then unlabeled ones, as one group."""
+    other = unlabeled(batch)
+    return Pairs(torch.cat([batch.user, other.user]), torch.cat([batch.item, other.item]))

@@ -1,0 +1,1 @@
+"""The model: sharded rows, backbones over them, and the optimizers of both."""

@@ -1,0 +1,136 @@
+"""A recommender being trained: sharded rows, a backbone, and one optimizer step for both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from invdist.model.exchange import Exchange, Pairs, Route
+from invdist.model.rows import Rows, RowUpdate
+
+
+@dataclass(slots=True)
+class Update:
+    """A gradient or a step of all parameters: the owned touched rows, and the dense ones as one vector."""
+
+    rows: RowUpdate
+    dense: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Update:
+        """Applies an elementwise function to every value."""
+        return Update(self.rows.map(function), function(self.dense))
+
+
+class Recommender:
+    """Rows, backbone and optimizers. `theta` in the paper is the rows of all ranks and `dense` together."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        backbone: nn.Module,
+        dense_optimizer: torch.optim.Optimizer,
+        *,
+        precision: str = "fp32",
+    ) -> None:
+        self.rows, self.backbone, self.dense_optimizer = rows, backbone, dense_optimizer
+        self.comm = rows.comm
+        self.device = rows.arena.device
+        self._names = [name for name, _ in backbone.named_parameters()]
+        self._dense = [parameter for _, parameter in backbone.named_parameters()]
+        self._sizes = [parameter.numel() for parameter in self._dense]
+        self._bf16 = precision == "bf16"
+
+    def exchange(self, *groups: Pairs) -> Exchange:
+        """Starts to find the owners of the rows of each group of pairs."""
+        return self.rows.exchange(groups)
+
+    def pull(self, exchange: Exchange) -> list[Tensor]:
+        """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`."""
+        return [rows.requires_grad_() for rows in self.rows.pull(exchange)]
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """One float32 logit per pair."""
+        user, item = rows.chunk(2)
+        with self._autocast():
+            return self.backbone(user, item).float()
+
+    def gradient(self, loss_sum: Tensor, count: float, rows: Tensor, route: Route) -> tuple[Update, Tensor]:
+        """The gradient of a mean over all ranks, at the owners of the rows, and that mean.
+
+        The mean is the sum over ranks of `loss_sum` by the sum of `count`, so that a rank with fewer rows, or
+        none, counts for what it has.
+        """
+        row_gradient, *dense_gradient = torch.autograd.grad(loss_sum, [rows, *self._dense])
+        totals = torch.stack([loss_sum.detach(), loss_sum.new_tensor(count)])
+        reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), totals]))
+        arriving = self.rows.push(route, row_gradient)
+        reduced = reducing.wait()
+        scale = 1 / reduced[-1].clamp(min=1e-12)
+        return Update(arriving().map(scale.mul), reduced[:-2] * scale), reduced[-2] * scale
+
+    @torch.no_grad()
+    def candidate_logits(self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]) -> Tensor:
+        """Logits `[candidates, n]` at `theta + c * step` for every multiplier c, in one stacked forward."""
+        c = torch.tensor(candidates, device=self.device)
+        stacked = torch.addcmul(rows, c.view(-1, 1, 1), deltas)
+        dense = torch.addcmul(self._flat_dense(), c.view(-1, 1), step.dense)
+        parameters = {
+            name: part.view(-1, *parameter.shape)
+            for name, part, parameter in zip(self._names, dense.split(self._sizes, 1), self._dense, strict=True)
+        }
+
+        def forward(parameters: dict[str, Tensor], rows: Tensor) -> Tensor:
+            return torch.func.functional_call(self.backbone, parameters, tuple(rows.chunk(2)))
+
+        with self._autocast(), self.evaluating():
+            return torch.vmap(forward)(parameters, stacked).float()
+
+    @torch.no_grad()
+    def add(self, step: Update, scale: float) -> None:
+        """Commits `theta + scale * step`."""
+        if scale == 0.0:
+            return
+        self.rows.add(step.rows, scale)
+        for parameter, part in zip(self._dense, step.dense.split(self._sizes), strict=True):
+            parameter.add_(part.view_as(parameter), alpha=scale)
+
+    @torch.no_grad()
+    def step(self, gradient: Update) -> None:
+        """One gamma step of the optimizers of rows and dense parameters."""
+        self.rows.step(gradient.rows)
+        for parameter, part in zip(self._dense, gradient.dense.split(self._sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+        self.dense_optimizer.step()
+
+    @torch.no_grad()
+    def score(self, pairs: Pairs) -> Tensor:
+        """Logits of pairs; every rank must call it, with as many pairs as it likes."""
+        exchange = self.exchange(pairs)
+        with self.evaluating():
+            return self.logits(self.rows.pull(exchange)[0])
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without dropout inside."""
+        training = self.backbone.training
+        if training:
+            self.backbone.eval()
+        try:
+            yield
+        finally:
+            if training:
+                self.backbone.train()
+
+    def checksum(self) -> float:
+        """A number that replicas of the dense parameters share to the bit."""
+        return float(self._flat_dense().double().sum())
+
+    def _flat_dense(self) -> Tensor:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._dense])
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
