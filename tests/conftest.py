@@ -4,47 +4,36 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from invdist import private_ray
+
 # Ray reads these once, when it is imported; the head, its workers and every subprocess of a test must agree.
-# The folder is short because Ray puts Unix sockets below it, whose paths end at 107 characters.
-_PRIVATE = Path(tempfile.mkdtemp(prefix="invdist-test-"))
-atexit.register(shutil.rmtree, _PRIVATE, ignore_errors=True)
-_TOKEN = _PRIVATE / "token"
-_TOKEN.touch(mode=0o600)
-_TOKEN.write_text(secrets.token_hex(32))
-os.environ["RAY_AUTH_MODE"] = "token"
-os.environ["RAY_AUTH_TOKEN_PATH"] = str(_TOKEN)
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+_RAY = private_ray.new_environment()
+os.environ.update(_RAY)
 for _name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
     os.environ.pop(_name, None)
+atexit.register(shutil.rmtree, Path(_RAY["RAY_AUTH_TOKEN_PATH"]).parent, ignore_errors=True)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[Any]:
-    """The address information of one local Ray: four logical CPUs, no dashboard, ended with the session."""
+def ray_cluster() -> Iterator[private_ray.PrivateRay]:
+    """One Ray with four logical CPUs and no dashboard, joined by this process, ended with the session."""
     import ray
 
-    context = ray.init(
-        num_cpus=4,
-        num_gpus=0,
-        object_store_memory=400 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(_PRIVATE / "ray"),
-    )
-    yield context.address_info
-    ray.shutdown()
+    head = private_ray.start(4, variables=_RAY)
+    try:
+        ray.init(head.address, log_to_driver=False)
+        yield head
+        ray.shutdown()
+    finally:
+        head.close()
 
 
 @pytest.fixture

@@ -1,0 +1,53 @@
+"""`invdist COMMAND ...`: the same commands as `python -m invdist.COMMAND`, each imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from invdist import __version__
+from invdist.errors import exit_on_user_error
+
+COMMANDS = {
+    "prepare": "make a data set from a raw log, or a synthetic one",
+    "train": "train a recommender on Ray",
+    "evaluate": "score a checkpoint on a split",
+    "annotate": "write soft labels of unlabeled rows",
+    "recommend": "write the best items of each user",
+    "study": "compare methods over seeds, all tuned alike",
+    "plan": "show how tables would be sharded, without training",
+    "report": "tables and figures of runs",
+    "bench": "speed and memory, as ratios measured within one run",
+    "local": "train on a private Ray on this machine (what launch/local.sh runs)",
+    "doctor": "what is installed, what works here, and how to mend the rest",
+}
+
+
+def usage() -> str:
+    """What `invdist --help` prints."""
+    lines = [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        ["usage: invdist COMMAND [...]", "", *lines, "", "invdist COMMAND --help explains each."]
+    )
+
+
+@exit_on_user_error
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command with the rest of the arguments; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"invdist {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        print(f"error: no command {name!r}\n{usage()}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"invdist.{name}").main(arguments[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
