@@ -1,0 +1,142 @@
+"""A prepared data set, opened and checked: counts, columns, rows, from a local folder or any pyarrow filesystem."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from invdist.data.schema import MANIFEST, SPLITS, VERSION
+from invdist.data.verify import verify_manifest, verify_shards
+from invdist.errors import UserError
+
+__all__ = ["SPLITS", "Dataset"]
+
+
+class Dataset:
+    """A prepared data set. Make one with `Dataset.open`.
+
+    `users`, `items`: how many of each. `rows`: rows per split. `summary`: the columns of the paper's data table.
+    `fingerprint`: equal for equal content. `manifest`: all of `dataset.json`.
+    """
+
+    def __init__(self, path: str, filesystem: pafs.FileSystem, root: str, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.filesystem = filesystem
+        self.root = root
+        self.manifest = manifest
+        self.users: int = manifest["users"]
+        self.items: int = manifest["items"]
+        self.rows: dict[str, int] = manifest["rows"]
+        self.summary: dict[str, Any] = manifest["summary"]
+        self.fingerprint: str = manifest["fingerprint"]
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        verify: Literal["full", "fast"] = "fast",
+        filesystem: pafs.FileSystem | None = None,
+    ) -> Dataset:
+        """Opens the data set at `path`, a local folder, a URI, or a path inside `filesystem`.
+
+        `fast` checks the manifest and that every shard is there with its size; `full` reads every shard and checks
+        columns, types, ranges and checksums as well. Raises `UserError` naming the file, and the row, that is wrong.
+        """
+        path = str(path)
+        filesystem, root = _locate(path, filesystem)
+        manifest = _read_manifest(filesystem, root, path)
+        verify_manifest(manifest, f"{path}/{MANIFEST}")
+        verify_shards(filesystem, root, path, manifest, full=verify == "full")
+        return cls(path, filesystem, root, manifest)
+
+    def shards(self, split: str) -> list[dict[str, Any]]:
+        """The manifest's entries (`file`, `rows`, `bytes`, `sha256`) of a split's shards, in order."""
+        return self.manifest["shards"][split]
+
+    def parquet(self, file: str) -> pq.ParquetFile:
+        """An open parquet file of the data set; `file` as in the manifest."""
+        return pq.ParquetFile(self.filesystem.open_input_file(f"{self.root}/{file}"))
+
+    def scan(
+        self, split: str, columns: Sequence[str] | None = None, batch_rows: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a split (or of `truth`) in shard order, at most `batch_rows` at a time."""
+        for shard in self.shards(split):
+            with self.parquet(shard["file"]) as file:
+                yield from file.iter_batches(batch_rows, columns=list(columns) if columns else None)
+
+    def read(self, split: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of a split (or of `truth`) in shard order, in memory."""
+        tables = []
+        for shard in self.shards(split):
+            with self.parquet(shard["file"]) as file:
+                tables.append(file.read(columns=list(columns) if columns else None))
+        if not tables:
+            from invdist.data.schema import SCHEMAS
+
+            empty = SCHEMAS[split].empty_table()
+            return empty.select(list(columns)) if columns else empty
+        return pa.concat_tables(tables)
+
+    def raw_ids(self, entity: Literal["users", "items"]) -> pa.Array:
+        """The raw ids of users or items, in the order of their indices."""
+        with self.parquet(self.manifest["files"][entity]["file"]) as file:
+            return file.read(columns=["raw"])["raw"].combine_chunks()
+
+    def true_preference(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
+        """The true preference (float32, 0 to 1) of any pairs of a synthetic data set."""
+        if "latent_users" not in self.manifest["files"]:
+            raise UserError(f"{self.path}: the true preference is known for synthetic data only")
+        logit = np.zeros(len(user), np.float32)
+        vectors = []
+        for entity, index in (("users", user), ("items", item)):
+            with self.parquet(self.manifest["files"][f"latent_{entity}"]["file"]) as file:
+                table = file.read()
+            logit += table["bias"].to_numpy()[index]
+            factors = table["factors"].combine_chunks()
+            vectors.append(factors.flatten().to_numpy().reshape(len(factors), -1)[index])
+        logit += np.einsum("nd,nd->n", *vectors)
+        return 1 / (1 + np.exp(-logit))
+
+
+def _locate(path: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSystem, str]:
+    if filesystem is not None:
+        return filesystem, path.rstrip("/")
+    if "://" not in path:
+        return pafs.LocalFileSystem(), path.rstrip("/") or "/"
+    try:
+        located, root = pafs.FileSystem.from_uri(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"cannot reach {path}: {error}") from error
+    return located, root.rstrip("/")
+
+
+def _read_manifest(filesystem: pafs.FileSystem, root: str, path: str) -> dict[str, Any]:
+    try:
+        with filesystem.open_input_file(f"{root}/{MANIFEST}") as file:
+            content = file.read()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is not a prepared data set: it has no {MANIFEST} (an interrupted prepare leaves none); "
+            "make one with `invdist prepare`"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}/{MANIFEST}: {error}") from error
+    try:
+        manifest = json.loads(content)
+    except ValueError as error:
+        raise UserError(f"{path}/{MANIFEST} is not JSON: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != "invdist dataset":
+        raise UserError(f"{path}/{MANIFEST} does not describe an invdist data set")
+    if manifest.get("version") != VERSION:
+        raise UserError(
+            f"{path}/{MANIFEST}: version {manifest.get('version')!r}, but this invdist reads version {VERSION}; "
+            "prepare the data again"
+        )
+    return manifest

@@ -1,0 +1,69 @@
+"""Raw ids of any type become dense indices, and the way back is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from invdist.errors import UserError
+
+_MOST = 2**31 - 1
+
+
+class IdMap:
+    """Gives raw ids provisional indices as they arrive, and final ones, in the order of the raw ids, at the end.
+
+    The final index does not depend on the order of the log. Memory grows with distinct ids, not with rows.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._index: dict[object, int] = {}
+        self._type: pa.DataType | None = None
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def provisional(self, raw: pa.Array) -> np.ndarray:
+        """Indices (int32) of raw ids, new ids entered; `raw` holds no nulls."""
+        self._check_type(raw.type)
+        encoded = raw.dictionary_encode()
+        index = self._index
+        mapped = np.fromiter(
+            (index.setdefault(value, len(index)) for value in encoded.dictionary.to_pylist()),
+            np.int32,
+            len(encoded.dictionary),
+        )
+        if len(index) > _MOST:
+            raise UserError(f"more than {_MOST} distinct {self.name} ids; indices are 32-bit")
+        return mapped[encoded.indices.to_numpy(zero_copy_only=False)]
+
+    def known_text(self, raw: list[str]) -> np.ndarray:
+        """Provisional indices (int64) of ids written as text, -1 where the id was never entered."""
+        if self._type is None or not pa.types.is_integer(self._type):
+            return np.array([self._index.get(value, -1) for value in raw], np.int64)
+        index = self._index
+        return np.array([index.get(int(v), -1) if v.lstrip("-").isdigit() else -1 for v in raw], np.int64)
+
+    def finish(self) -> tuple[np.ndarray, pa.Table]:
+        """(final index of each provisional index as int32, table `index: int64, raw` in the order of `index`)."""
+        raw = pa.array(list(self._index), self._type or pa.int64())
+        order = pc.sort_indices(raw)
+        final = np.empty(len(raw), np.int32)
+        final[order.to_numpy()] = np.arange(len(raw), dtype=np.int32)
+        return final, id_table(raw.take(order))
+
+    def _check_type(self, kind: pa.DataType) -> None:
+        if self._type is None:
+            self._type = kind
+        elif self._type != kind:
+            raise UserError(
+                f"{self.name} ids are {self._type} in one part of the log and {kind} in another; "
+                "use one type in all files (id_type=string reads CSV ids as text)"
+            )
+
+
+def id_table(raw: pa.Array) -> pa.Table:
+    """The mapping table of raw ids that stand in the order of their indices."""
+    return pa.table({"index": pa.array(np.arange(len(raw)), pa.int64()), "raw": raw})

@@ -1,0 +1,38 @@
+"""What a raw log looks like to the rest of the package, whichever file or generator it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+SIGNALS = ("play_time", "duration", "like", "hate", "rating")
+"""What may be observed about an exposure; labeling rules look at some of these."""
+
+
+class RawLog(Protocol):
+    """A log that can be read once, in batches of bounded size.
+
+    Batches have the columns `user` and `item` (any type), the signals that were asked for (float64, null or NaN where
+    nothing was observed), and `time` (int64) and `truth` (float32, the true preference) if `has_time` and `has_truth`.
+    """
+
+    has_time: bool
+    has_truth: bool
+
+    def describe(self) -> dict[str, Any]:
+        """Where the log comes from, for the manifest."""
+        ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows."""
+        ...
+
+    def universe(self) -> tuple[int, int] | None:
+        """(users, items) when ids are already dense indices; None when they are to be mapped."""
+        ...
+
+    def latent(self) -> dict[str, pa.Table]:
+        """Tables of the known truth behind the log, by name; empty for a real log."""
+        ...

@@ -1,0 +1,33 @@
+"""What a prepared data set is made of: folders, columns, and the manifest that ties them together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pyarrow as pa
+
+VERSION = 1
+MANIFEST = "dataset.json"
+ROW_GROUP_ROWS = 16_384
+
+LABELED = ("train", "training_test", "valid", "test")
+SPLITS = (*LABELED, "unclear")
+"""Folders of shards. `unclear` holds exposures without a label: the natural unlabeled data."""
+
+UNCLEAR_LABEL = -1
+
+_PAIR = [pa.field("user", pa.int32(), nullable=False), pa.field("item", pa.int32(), nullable=False)]
+SCHEMAS: dict[str, pa.Schema] = {
+    **{split: pa.schema([*_PAIR, pa.field("label", pa.int8(), nullable=False)]) for split in LABELED},
+    "unclear": pa.schema(_PAIR),
+    "truth": pa.schema([pa.field("truth", pa.float32(), nullable=False)]),
+}
+"""Columns of the shards in each folder. `truth` is aligned with `unclear` shard by shard and row by row."""
+
+
+def fingerprint(manifest: dict[str, Any]) -> str:
+    """A short name of the data set's content: equal exactly when counts and every shard's bytes are equal."""
+    content = {name: manifest[name] for name in ("version", "users", "items", "shards")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,57 @@
+"""Who trains and who tests: shares that come out exactly, whatever the size of the pieces they are cut from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+TRAIN, VALID, TEST = 0, 1, 2
+
+
+class Shares:
+    """Cuts a sequence of rows, given piece by piece, into parts of stated fractions.
+
+    After any number of rows the parts hold the rounded cumulative fractions of them. Rows come in random order, so a
+    cut by position is a random cut.
+    """
+
+    def __init__(self, fractions: Sequence[float]) -> None:
+        self._bounds = np.cumsum(fractions)
+        self._bounds[-1] = 1.0
+        self._seen = 0
+        self._given = np.zeros(len(fractions), np.int64)
+
+    def cut(self, rows: int) -> np.ndarray:
+        """The part (int8) of each of the next `rows` rows."""
+        self._seen += rows
+        upto = np.floor(self._seen * self._bounds + 0.5).astype(np.int64)
+        target = np.diff(upto, prepend=0)
+        # Rounding may ask one part to give a row back; it keeps it and the next part waits.
+        take = np.maximum(target - self._given, 0)
+        while (excess := int(take.sum()) - rows) > 0:
+            largest = int(np.argmax(take))
+            take[largest] -= min(excess, int(take[largest]))
+        self._given += take
+        return np.repeat(np.arange(len(take), dtype=np.int8), take)
+
+
+def by_time(time: np.ndarray, train_until: int, valid_until: int) -> np.ndarray:
+    """The split (int8) of rows by when they happened: train up to a time, valid up to another, test after it."""
+    return np.where(time <= train_until, TRAIN, np.where(time <= valid_until, VALID, TEST)).astype(np.int8)
+
+
+def by_given(pair: np.ndarray, valid: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """The split (int8) of pairs (uint64 keys) by two sorted lists of keys; what is in neither is train."""
+    split = np.full(len(pair), TRAIN, np.int8)
+    split[contains(valid, pair)] = VALID
+    split[contains(test, pair)] = TEST
+    return split
+
+
+def contains(sorted_keys: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Which of `keys` stand in `sorted_keys` (bool)."""
+    if not len(sorted_keys):
+        return np.zeros(len(keys), bool)
+    at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+    return sorted_keys[at] == keys
