@@ -1,4 +1,4 @@
-"""`invdist COMMAND ...`: the same commands as `python -m invdist.COMMAND`, each imported only when asked for."""
+"""`invdist COMMAND ...`: the same as `python -m invdist.COMMAND ...`; imports only what is asked for."""
 
 from __future__ import annotations
 

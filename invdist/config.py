@@ -95,7 +95,7 @@ class RowsConfig:
     """The sharded embedding tables."""
 
     dim: Count = 32
-    """Embedding size k of GMF; NeuMF's tower takes 4k more columns of the same table."""
+    """Embedding size k of GMF, a multiple of 4; NeuMF's tower takes 4k more columns of the same table."""
     sharding: Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"] = "auto"
     """How tables are cut over workers; `auto` leaves it to TorchRec's planner."""
     optimizer: Literal["adam", "sgd", "rowwise_adagrad"] = "adam"
@@ -108,6 +108,11 @@ class RowsConfig:
     """Standard deviation of new rows."""
     bias: bool = False
     """One more column per user and item, added to the logit."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems as (field, what is wrong)."""
+        if self.dim % 4:
+            yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
 
 
 @dataclass(kw_only=True, slots=True)

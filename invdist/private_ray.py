@@ -1,9 +1,9 @@
-"""A Ray of one's own: one machine, loopback only, free ports, a token nobody else has; ended with its owner.
+"""A Ray of one's own: one machine, loopback only, free ports, a new token; ended with its owner.
 
 Ray 2.60 has three habits that this module works around. It takes `127.0.0.1` for a mistake and binds every
-interface, unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 tells it that this machine is no cluster. It reads that and
-the authentication mode once, when it is imported. And `ray stop` ends every Ray on the machine, so here a head
-runs in a session of its own, and only what is of that session or carries its token's path is ended.
+interface, unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 tells it that this machine is no cluster. It reads that
+and the authentication mode once, when it is imported. And `ray stop` ends every Ray on the machine, so here a
+head runs in a session of its own, and only what is of that session or carries its token's path is ended.
 """
 
 from __future__ import annotations
