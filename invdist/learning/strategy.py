@@ -109,7 +109,10 @@ class Strategy(ABC):
         """Called on every rank after the last phase of an epoch."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Replicated state to checkpoint beside the model's: tensors by name, equal on every rank."""
+        """Replicated state to checkpoint beside the model's: tensors by name, equal on every rank.
+
+        Every rank calls it after the same step, so it may communicate.
+        """
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -117,13 +120,26 @@ class Strategy(ABC):
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")
 
-    def gamma_step(self, loss: Callable[[Tensor], Tensor], exchange: Exchange) -> Record:
-        """One gamma step on the mean over all ranks of `loss(logits)`, per-row losses of the one group of `exchange`."""
+    def sharded_state(self) -> Mapping[str, tuple[int, Tensor]]:
+        """State with one row per user, cut over the ranks: (first user, live tensor `[users here, ...]`) by name.
+
+        A checkpoint stores the rows by user and, at any number of ranks, writes them back into these tensors.
+        """
+        return {}
+
+    def gamma_step(
+        self, loss: Callable[[Tensor], Tensor], exchange: Exchange, count: int | None = None
+    ) -> Record:
+        """One gamma step on the mean over all ranks of `loss(logits)`, per-row losses of the one group of `exchange`.
+
+        `count` is the number of this rank's rows that the mean is over; by default that of the losses given.
+        """
         with self.watch("pull"):
             rows = self.model.pull(exchange)[0]
         with self.watch("step"):
             losses = loss(self.model.logits(rows))
-            gradient, mean = self.model.gradient(losses.sum(), len(losses), rows, exchange.routes[0])
+            count = len(losses) if count is None else count
+            gradient, mean = self.model.gradient(losses.sum(), count, rows, exchange.routes[0])
             self.model.step(gradient)
         return Record(mean)
 
