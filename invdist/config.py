@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from invdist.plain_yaml import read_yaml, to_yaml
+from invdist.plain_yaml import parse, read_yaml, to_yaml
 from invdist.settings import (
     Count,
     CountOrZero,
@@ -50,6 +50,7 @@ __all__ = [
     "describe",
     "dump",
     "from_mapping",
+    "from_text",
     "load",
     "read_yaml",
 ]
@@ -177,6 +178,8 @@ class RayConfig:
 
     workers: Count = 2
     """Training processes, one GPU each on CUDA."""
+    min_workers: CountOrZero = 0
+    """Go on with as few as this when nodes are lost (the result is the same); 0: never with fewer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA with NCCL where the cluster has GPUs, else the CPU with gloo."""
     cpus_per_worker: Positive = 1.0
@@ -230,6 +233,8 @@ class Config:
         if self.data.batch_size < self.ray.workers:
             needed = f"at least one row per worker ({self.ray.workers})"
             yield "data.batch_size", f"{self.data.batch_size} rows per step; expected {needed}"
+        if self.ray.min_workers > self.ray.workers:
+            yield "ray.min_workers", f"{self.ray.min_workers} is more than ray.workers ({self.ray.workers})"
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name):
             yield "name", f"expected the name of a folder inside {self.runs}/, without slashes"
 
@@ -237,6 +242,11 @@ class Config:
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """The checked settings of a YAML file with `key=value` overrides; `UserError` lists every problem."""
     return from_mapping(read_yaml(path), overrides, source=str(path))
+
+
+def from_text(text: str, *, source: str = "settings") -> Config:
+    """The checked settings of YAML text, such as `dump` gives."""
+    return from_mapping(parse(text.encode(), source), source=source)
 
 
 def from_mapping(mapping: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "") -> Config:
@@ -283,7 +293,7 @@ def check_against_data(config: Config, dataset: Dataset) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--config FILE`, `--print-config` and `key=value` overrides to a command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of settings")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
     parser.add_argument("--print-config", action="store_true", help="show the resolved settings and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
     parser.epilog = f"keys, each of which can be set as key=value:\n\n{_describe_all()}"

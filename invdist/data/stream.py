@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,16 @@ class Batch:
     global_rows: int
     """Labeled rows of the step over all ranks."""
     step: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: None if (value := getattr(self, name)) is None else value.to(device, non_blocking=True)
+            for name in ("user", "item", "label", "unlabeled_user", "unlabeled_item")
+        }
+        return replace(self, **moved)
 
 
 class Stream:

@@ -95,7 +95,9 @@ class InverseGradient:
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V)
             model.step(gradient_V)
         self._test_square = self._square(gradient_V)
-        return Record(loss, {"direction": c, "candidates": self.candidates, "candidate_losses": losses, **details})
+        return Record(
+            loss, {"direction": c, "candidates": self.candidates, "candidate_losses": losses, **details}
+        )
 
     def _reduce(self, losses_V: Tensor, w1: Tensor, g: Update) -> tuple[list[float], dict[str, float]]:
         """One all-reduce of everything that is summed over ranks.
@@ -108,9 +110,16 @@ class InverseGradient:
         sums = torch.zeros(C + 5 + 2 * comm.size, dtype=torch.float64)
         sums[:C] = losses_V.double().sum(1)
         sums[C : C + 5] = torch.stack(
-            [t.double().cpu() for t in (
-                torch.tensor(losses_V.shape[1]), torch.tensor(len(w1)), w1.sum(), self._square(g), self._test_square
-            )]
+            [
+                t.double().cpu()
+                for t in (
+                    torch.tensor(losses_V.shape[1]),
+                    torch.tensor(len(w1)),
+                    w1.sum(),
+                    self._square(g),
+                    self._test_square,
+                )
+            ]
         )
         sums[C + 5 + comm.rank] = self._chosen
         sums[C + 5 + comm.size + comm.rank] = self.model.checksum()

@@ -1,15 +1,15 @@
 """What a strategy is. To add one, write a class like those beside this file and register it:
 
-    @STRATEGIES.register("mine")
-    class Mine(Strategy):
-        @dataclass(kw_only=True, slots=True)
-        class Config:
-            weight: float = 1.0
-            \"\"\"Shown in --help and checked like every other field.\"\"\"
+@STRATEGIES.register("mine")
+class Mine(Strategy):
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        weight: float = 1.0
+        \"\"\"Shown in --help and checked like every other field.\"\"\"
 
-        def phases(self): ...
-        def groups(self, phase, batch): ...
-        def step(self, phase, batch, exchange): ...
+    def phases(self): ...
+    def groups(self, phase, batch): ...
+    def step(self, phase, batch, exchange): ...
 """
 
 from __future__ import annotations

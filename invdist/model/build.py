@@ -48,7 +48,9 @@ def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None =
         backbone = BACKBONES.build(spec.model, dim=spec.dim, dropout=spec.dropout, bias=spec.bias)
     backbone.to(device)
     tables = shard_tables(
-        tuple(Table(name, rows, backbone.columns) for name, rows in (("user", spec.users), ("item", spec.items))),
+        tuple(
+            Table(name, rows, backbone.columns) for name, rows in (("user", spec.users), ("item", spec.items))
+        ),
         spec.sharding,
         device=device,
         batch_size=spec.batch_size,

@@ -101,7 +101,10 @@ class Exchange:
             if comm.size == 1:
                 wire, sent = None, [len(cells)]
             elif self._replicated:
-                wire, sent = torch.arange(len(cells), device=cells.device).repeat(comm.size), [len(cells)] * comm.size
+                wire, sent = (
+                    torch.arange(len(cells), device=cells.device).repeat(comm.size),
+                    [len(cells)] * comm.size,
+                )
             else:
                 wire = torch.argsort(owner, stable=True)
                 sent = torch.bincount(owner, minlength=comm.size).tolist()
@@ -136,7 +139,10 @@ class Exchange:
             for pairs, cells in zip(self._pairs, self._asked, strict=True):
                 count = [len(cells)]
                 self.routes.append(Route(pairs, None, None, None, count, count, cells, Touched.of(cells)))
-            self._received, self.cells = self._sent, torch.cat(self._asked) if len(self._asked) > 1 else self._asked[0]
+            self._received, self.cells = (
+                self._sent,
+                torch.cat(self._asked) if len(self._asked) > 1 else self._asked[0],
+            )
             return self
         self.advance()
         assert self._ids is not None
@@ -150,7 +156,11 @@ class Exchange:
             if not self._replicated:
                 place = torch.empty_like(wire)
                 place[wire] = torch.arange(len(wire), device=wire.device)
-                joint = place if len(groups) == 1 else place + self._shift(g).index_select(0, self._rank_of(place, g))
+                joint = (
+                    place
+                    if len(groups) == 1
+                    else place + self._shift(g).index_select(0, self._rank_of(place, g))
+                )
             own = self._own[g] if self._replicated else asked
             route = Route(self._pairs[g], wire, place, joint, sent, self._received[g], own, Touched.of(asked))
             self.routes.append(route)

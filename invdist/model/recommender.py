@@ -73,14 +73,18 @@ class Recommender:
         return Update(arriving().map(scale.mul), reduced[:-2] * scale), reduced[-2] * scale
 
     @torch.no_grad()
-    def candidate_logits(self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]) -> Tensor:
+    def candidate_logits(
+        self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]
+    ) -> Tensor:
         """Logits `[candidates, n]` at `theta + c * step` for every multiplier c, in one stacked forward."""
         c = torch.tensor(candidates, device=self.device)
         stacked = torch.addcmul(rows, c.view(-1, 1, 1), deltas)
         dense = torch.addcmul(self._flat_dense(), c.view(-1, 1), step.dense)
         parameters = {
             name: part.view(-1, *parameter.shape)
-            for name, part, parameter in zip(self._names, dense.split(self._sizes, 1), self._dense, strict=True)
+            for name, part, parameter in zip(
+                self._names, dense.split(self._sizes, 1), self._dense, strict=True
+            )
         }
 
         def forward(parameters: dict[str, Tensor], rows: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import warnings
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -102,6 +104,7 @@ def shard_tables(
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
     from torchrec.distributed.planner.stats import EmbeddingStats
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
     from torchrec.distributed.types import ShardingEnv
 
@@ -124,25 +127,26 @@ def shard_tables(
     )
     sharder = EmbeddingCollectionSharder()
     stats = EmbeddingStats()
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=world_size,
-            compute_device=device.type,
-            hbm_cap=int(hbm_gb * GIB) if device.type == "cuda" else 0,
-            ddr_cap=int(ddr_gb * GIB),
-        ),
-        batch_size=max(1, batch_size // world_size),
-        constraints={
-            table.name: ParameterConstraints(
-                sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
-                compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
-                min_partition=_column_width(table.columns, world_size),
-            )
-            for table in tables
-        },
-        stats=stats,
-    )
     with _quiet_torchrec():
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(
+                world_size=world_size,
+                compute_device=device.type,
+                hbm_cap=int(hbm_gb * GIB) if device.type == "cuda" else 0,
+                ddr_cap=int(ddr_gb * GIB),
+            ),
+            batch_size=max(1, batch_size // world_size),
+            constraints={
+                table.name: ParameterConstraints(
+                    sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
+                    compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
+                    min_partition=_column_width(table.columns, world_size),
+                )
+                for table in tables
+            },
+            storage_reservation=FixedPercentageStorageReservation(percentage=0.05),
+            stats=stats,
+        )
         try:
             plan = planner.collective_plan(collection, [sharder], group)
         except PlannerError as error:
@@ -161,7 +165,13 @@ def shard_tables(
         )
     module = model.module
     layout, arena = _read_layout(tables, module, dist.get_rank(group), world_size)
-    return ShardedTables(layout, arena, module, "\n".join(stats._stats_table))
+    return ShardedTables(layout, arena, module, _compact(stats._stats_table))
+
+
+def _compact(table: list[str]) -> str:
+    """TorchRec's text table without its frame, blank lines and the padding that makes it 300 columns wide."""
+    lines = (re.sub(r" {2,}", "  ", line.strip("# ")) for line in table)
+    return "\n".join(line for line in lines if line.strip("- "))
 
 
 def _column_width(columns: int, world_size: int) -> int:
@@ -176,11 +186,13 @@ def _leave_as_is(weight: Tensor) -> None:
 
 @contextlib.contextmanager
 def _quiet_torchrec():
-    """TorchRec logs each plan and module at length; the plan is reported once, by us."""
+    """TorchRec logs each plan and module at length and warns of its own defaults; the plan is reported by us."""
     previous = logging.root.manager.disable
-    logging.disable(logging.INFO)
+    logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(previous)
 
@@ -202,7 +214,9 @@ def _read_layout(
                 order.append((table.name, shard.placement.rank(), row, rows, column, columns))
     widths = {columns for *_, columns in order}
     if len(widths) != 1:
-        raise UserError(f"column shards must be equally wide, the plan has widths {sorted(widths)}: change rows.dim")
+        raise UserError(
+            f"column shards must be equally wide, the plan has widths {sorted(widths)}: change rows.dim"
+        )
 
     # One TorchRec lookup per sharding type, one FBGEMM module in it: shards lie in memory in the order of
     # sharding types, then of tables.
@@ -225,7 +239,9 @@ def _lay_arena(layout: Layout, module: torch.nn.Module, rank: int) -> Tensor:
             weights += [weight.detach() for weight in kernel.emb_module.split_embedding_weights()]
     weights = [weight for weight in weights if weight.numel()]
     mine = [shard for shard in layout.on(rank) if shard.rows]
-    assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], "FBGEMM's order of shards"
+    assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], (
+        "FBGEMM's order of shards"
+    )
     if not weights:
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         return torch.empty((0, layout.width), device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +12,7 @@ from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import Batch, Phase, Record, Setting, Strategy
 from invdist.model.exchange import Exchange
 from invdist.model.recommender import Recommender
+from invdist.settings import Count, Positive
 
 
 @STRATEGIES.register("ig")
@@ -21,28 +23,23 @@ class InverseGradientStrategy(Strategy):
     class Config:
         """Options of the Inverse Gradient."""
 
-        alpha: float | None = None
+        alpha: Positive | None = None
         """Step of the direct gradient; null: alpha_ratio * optimizer.gamma."""
-        alpha_ratio: float = 0.1
+        alpha_ratio: Positive = 0.1
         """alpha over gamma where alpha is null (the paper: 0.1)."""
         inner: Literal["sign", "sgd"] = "sign"
         """How the direct gradient becomes an update: sign (one step of a fresh Adam) or sgd (as it is)."""
         candidates: list[float] = field(default_factory=lambda: [-1.0, 0.0, 1.0])
         """Multipliers of the update that are tried: -1 direct, 0 pass, 1 inverse; more make a line search."""
-        phase2_passes: int = 1
+        phase2_passes: Count = 1
         """How often phase 2 goes round the training-test rows in one epoch."""
 
-        def __post_init__(self) -> None:
-            if self.alpha is not None and self.alpha <= 0:
-                raise ValueError("alpha: must be above 0, or null for alpha_ratio * optimizer.gamma")
-            if self.alpha_ratio <= 0:
-                raise ValueError("alpha_ratio: must be above 0 (the paper: 0.1)")
-            if 0.0 not in self.candidates or len(set(self.candidates)) < 2:
-                raise ValueError("candidates: needs 0 (pass) and at least one other multiplier, such as [-1, 0, 1]")
+        def check(self) -> Iterator[tuple[str, str]]:
+            """Problems that no single type can tell, as (field, what is wrong)."""
+            if 0.0 not in self.candidates or len(self.candidates) < 2:
+                yield "candidates", "expected 0 (pass) and at least one other multiplier, such as [-1, 0, 1]"
             if len(set(self.candidates)) != len(self.candidates):
-                raise ValueError("candidates: a multiplier stands there twice")
-            if self.phase2_passes < 1:
-                raise ValueError("phase2_passes: must be at least 1")
+                yield "candidates", f"{self.candidates} names a multiplier twice"
 
     def __init__(self, setting: Setting, model: Recommender) -> None:
         super().__init__(setting, model)

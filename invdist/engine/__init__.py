@@ -1,0 +1,1 @@
+"""The engine: the training loop on one rank, the workers around it, checkpoints and events."""

@@ -1,0 +1,123 @@
+"""Training as a Ray Train job: a `TorchTrainer` whose workers each run a `Trainer`, restarted when they die.
+
+A restarted group finds the newest checkpoint of the run folder and continues there, so the run folder must be
+reachable from every node, as for any Ray Train run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from invdist import config as configs
+from invdist.config import Config
+from invdist.engine.run_folder import FAILED_FILE, write_atomically
+from invdist.errors import UserError
+
+
+def fit(config: Config, run: Path) -> None:
+    """Trains on the Ray that this process is connected to; returns when the run has ended, finished or stopped.
+
+    Raises `UserError` for what the user can mend, and Ray's own error when workers died too often.
+    """
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    (run / FAILED_FILE).unlink(missing_ok=True)
+    cuda = _cluster_uses_cuda(config)
+    ray_config = config.ray
+    needed, present = ray_config.workers * ray_config.cpus_per_worker, ray.cluster_resources().get("CPU", 0)
+    least = (ray_config.min_workers or ray_config.workers) * ray_config.cpus_per_worker
+    if least > present:
+        raise UserError(
+            f"ray.workers={ray_config.workers} with ray.cpus_per_worker={ray_config.cpus_per_worker:g} need "
+            f"{needed:g} CPUs, the Ray cluster has {present:g}: ask for fewer"
+        )
+    workers = (ray_config.min_workers, ray_config.workers) if ray_config.min_workers else ray_config.workers
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config={"config": configs.dump(config), "run": str(run)},
+        torch_config=TorchConfig(backend="nccl" if cuda else "gloo", timeout_s=int(ray_config.timeout_s)),
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=cuda, resources_per_worker=_resources(config, cuda)
+        ),
+        run_config=RunConfig(
+            name="ray_train",
+            storage_path=str(run),
+            failure_config=FailureConfig(max_failures=ray_config.max_failures),
+        ),
+    )
+    try:
+        trainer.fit()
+    finally:
+        _raise_if_failed(run)
+
+
+def train_worker(settings: dict[str, str]) -> None:
+    """What every worker runs: builds its `Trainer` and fits."""
+    import torch
+    from ray.train import get_context
+    from ray.train.torch import get_device
+
+    from invdist.data.stream import StreamSpec, ray_readers
+    from invdist.engine.loop import Trainer
+    from invdist.model.comm import Comm
+
+    run = Path(settings["run"])
+    if (run / FAILED_FILE).exists():
+        return  # a worker found something only the user can mend: a restart would find it again
+    config = configs.from_text(settings["config"])
+    torch.set_num_threads(max(1, int(config.ray.cpus_per_worker)))
+    comm = Comm()
+
+    def make_readers(spec: StreamSpec) -> Sequence[Any]:
+        from ray.train.collective import broadcast_from_rank_zero
+
+        mine = ray_readers(spec, config.data.readers) if get_context().get_world_rank() == 0 else None
+        return broadcast_from_rank_zero(mine)
+
+    try:
+        trainer = Trainer(
+            config,
+            run,
+            device=get_device(),
+            comm=comm,
+            make_readers=make_readers if config.data.readers else None,
+        )
+        trainer.fit()
+    except UserError as error:
+        write_atomically(run / FAILED_FILE, json.dumps({"rank": comm.rank, "message": str(error)}))
+        raise
+
+
+def _raise_if_failed(run: Path) -> None:
+    if (run / FAILED_FILE).exists():
+        raise UserError(json.loads((run / FAILED_FILE).read_text())["message"])
+
+
+def _cluster_uses_cuda(config: Config) -> bool:
+    """The device is chosen once, for all workers: CUDA if the cluster has a GPU for each."""
+    import ray
+
+    if config.ray.device == "cpu":
+        return False
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if config.ray.device == "cuda" and gpus < config.ray.workers:
+        raise UserError(
+            f"ray.device=cuda with ray.workers={config.ray.workers}: the Ray cluster has {gpus:g} GPUs; "
+            "ask for fewer workers, or use ray.device=cpu"
+        )
+    return gpus >= config.ray.workers
+
+
+def _resources(config: Config, cuda: bool) -> dict[str, float]:
+    return {"CPU": config.ray.cpus_per_worker, **({"GPU": 1.0} if cuda else {})}
+
+
+def inside_cluster() -> bool:
+    """Whether this process was started by a Ray cluster or pointed at one (`ray job submit`, RAY_ADDRESS)."""
+    return bool(os.environ.get("RAY_ADDRESS") or os.environ.get("RAY_JOB_ID"))

@@ -1,0 +1,58 @@
+"""The folder of a run: what is in it, and how it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from invdist import config as configs
+from invdist.config import Config
+from invdist.data.dataset import Dataset
+from invdist.errors import UserError
+
+CONFIG_FILE = "config.yaml"
+DATASET_FILE = "dataset.json"
+FAILED_FILE = "failed.json"
+"""Written by a worker that found something only the user can mend."""
+
+
+def create(config: Config, dataset: Dataset) -> Path:
+    """Makes the folder of a new run with its settings and what its data set is."""
+    name = config.name or f"{config.method}-{config.model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run = Path(config.runs).absolute() / name
+    try:
+        run.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(
+            f"{run} exists already: choose another name=, or continue that run with --resume {run}"
+        ) from None
+    except OSError as error:
+        raise UserError(f"runs: cannot make {run}: {error.strerror}") from None
+    write_atomically(run / CONFIG_FILE, configs.dump(config))
+    described: dict[str, Any] = {
+        "path": config.data.path,
+        "fingerprint": dataset.fingerprint,
+        "summary": dataset.summary,
+        "users": dataset.users,
+        "items": dataset.items,
+    }
+    write_atomically(run / DATASET_FILE, json.dumps(described, indent=2))
+    return run
+
+
+def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
+    """The settings of an existing run, with overrides laid over them."""
+    folder = Path(run).absolute()
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"{run}: not a run folder, it has no {CONFIG_FILE}")
+    return configs.load(folder / CONFIG_FILE, overrides), folder
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a small file so that nobody ever sees half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
