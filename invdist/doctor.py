@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from invdist.install import installed, stack_problem
@@ -46,11 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_finding("stack", problem is None, problem or "versions belong together")
     if problem is not None:
         return 1
-    results = [_examine(name, check) for name, check in CHECKS.items()]
+    with ThreadPoolExecutor(len(CHECKS)) as pool:
+        findings = pool.map(lambda item: _examine(*item), CHECKS.items())
+        results = [_print_finding(*finding) for finding in findings]
     return 0 if all(results) else 1
 
 
-def _examine(name: str, check: Check) -> bool:
+def _examine(name: str, check: Check) -> tuple[str, bool, str]:
+    """Runs one check in a process of its own: its title, whether it works, and what to say."""
     command = [sys.executable, "-m", "invdist.doctor", "--check", name]
     started = time.monotonic()
     try:
@@ -60,14 +64,13 @@ def _examine(name: str, check: Check) -> bool:
         good, seen = False, f"no answer within {check.seconds:.0f} s"
     last = seen.splitlines()[-1] if seen else "ended without a word"
     if good:
-        _print_finding(check.title, True, f"{last} ({time.monotonic() - started:.1f} s)")
-    else:
-        _print_finding(check.title, False, f"{last}\n{'':<22}-> {check.advice}")
-    return good
+        return check.title, True, f"{last} ({time.monotonic() - started:.1f} s)"
+    return check.title, False, f"{last}\n{'':<22}-> {check.advice}"
 
 
-def _print_finding(title: str, good: bool, text: str) -> None:
+def _print_finding(title: str, good: bool, text: str) -> bool:
     print(f"{'ok' if good else 'WRONG':<5} {title:<15} {text}", flush=True)
+    return good
 
 
 def _device() -> str:

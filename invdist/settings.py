@@ -229,7 +229,9 @@ class _Converter:
         hints = get_type_hints(kind, include_extras=True)
         for name, value in mapping.items():
             if name not in fields:
-                self._add(f"{prefix}{name}", _unknown(str(name), [*fields, *also_known], prefix), value)
+                self._add(
+                    f"{prefix}{str(name)[:60]}", _unknown(str(name), [*fields, *also_known], prefix), value
+                )
         values: dict[str, Any] = {}
         for name, field in fields.items():
             if name in mapping:
