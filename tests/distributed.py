@@ -14,7 +14,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def _rank(rank: int, world_size: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple) -> None:
+def _rank(
+    rank: int, world_size: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple
+) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(os.path.join(folder, "store"), world_size)

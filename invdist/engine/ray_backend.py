@@ -77,7 +77,7 @@ def train_worker(settings: dict[str, str]) -> None:
     def make_readers(spec: StreamSpec) -> Sequence[Any]:
         from ray.train.collective import broadcast_from_rank_zero
 
-        mine = ray_readers(spec, config.data.readers) if get_context().get_world_rank() == 0 else None
+        mine = ray_readers(spec, config.data.readers) if get_context().get_world_rank() == 0 else []
         return broadcast_from_rank_zero(mine)
 
     try:

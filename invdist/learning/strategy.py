@@ -17,26 +17,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from invdist.data.stream import Batch
 from invdist.learning.stopwatch import Stopwatch
 from invdist.model.exchange import Exchange, Pairs
 from invdist.model.recommender import Recommender
-
-
-class Batch(Protocol):
-    """The rows of one step on one rank; `k` unlabeled pairs stand for each of the `n` labeled ones."""
-
-    user: Tensor
-    item: Tensor
-    label: Tensor
-    unlabeled_user: Tensor | None
-    unlabeled_item: Tensor | None
-    global_rows: int
-    """Labeled rows of this step over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +135,8 @@ class Strategy(ABC):
 
 def unlabeled(batch: Batch) -> Pairs:
     """The unlabeled pairs of a batch."""
-    assert batch.unlabeled_user is not None and batch.unlabeled_item is not None
+    assert batch.unlabeled_user is not None
+    assert batch.unlabeled_item is not None
     return Pairs(batch.unlabeled_user, batch.unlabeled_item)
 
 

@@ -6,7 +6,8 @@ write a module with `columns` and `forward` and register it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +15,14 @@ from torch import Tensor, nn
 _BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
 
 
-class Backbone(Protocol):
-    """The dense part of a model."""
+class Backbone(nn.Module):
+    """The dense part of a model: called with the rows of users and of items, it gives logits."""
 
     columns: int
     """Columns that one row must have."""
 
-    def __call__(self, user: Tensor, item: Tensor) -> Tensor: ...
 
-
-class GMF(nn.Module):
+class GMF(Backbone):
     """Generalised matrix factorisation: the elementwise product into one linear output."""
 
     def __init__(self, dim: int, dropout: float = 0.0, bias: bool = False) -> None:
@@ -39,7 +38,7 @@ class GMF(nn.Module):
         return logit + user[..., self.dim] + item[..., self.dim] if self.bias else logit
 
 
-class NeuMF(nn.Module):
+class NeuMF(Backbone):
     """GMF joined with a multi-layer tower; both read one row of k + 4k columns."""
 
     def __init__(self, dim: int, dropout: float = 0.0, bias: bool = False) -> None:
@@ -47,7 +46,7 @@ class NeuMF(nn.Module):
         self.dim, self.bias = dim, bias
         self.columns = 5 * dim + _BIAS_COLUMNS * bias
         sizes = [8 * dim, 4 * dim, 2 * dim, dim]
-        self.tower = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.tower = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(2 * dim, 1)
         for layer in (*self.tower, self.output):
@@ -70,9 +69,9 @@ def _init_linear(layer: nn.Module) -> None:
 
 class _Registry:
     def __init__(self) -> None:
-        self._types: dict[str, type[nn.Module]] = {}
+        self._types: dict[str, type[Backbone]] = {}
 
-    def register(self, name: str, backbone: type[nn.Module]) -> None:
+    def register(self, name: str, backbone: type[Backbone]) -> None:
         """Makes `backbone` a choice of `model:`."""
         self._types[name] = backbone
 
@@ -80,7 +79,7 @@ class _Registry:
         """The choices of `model:`."""
         return sorted(self._types)
 
-    def build(self, name: str, **options) -> nn.Module:
+    def build(self, name: str, **options: Any) -> Backbone:
         """A backbone by name."""
         return self._types[name](**options)
 

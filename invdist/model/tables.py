@@ -12,7 +12,7 @@ import logging
 import re
 import warnings
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -125,7 +125,7 @@ def shard_tables(
         ],
         device=torch.device("meta"),
     )
-    sharder = EmbeddingCollectionSharder()
+    sharders: Any = [EmbeddingCollectionSharder()]
     stats = EmbeddingStats()
     with _quiet_torchrec():
         planner = EmbeddingShardingPlanner(
@@ -148,7 +148,7 @@ def shard_tables(
             stats=stats,
         )
         try:
-            plan = planner.collective_plan(collection, [sharder], group)
+            plan = planner.collective_plan(collection, sharders, group)
         except PlannerError as error:
             raise UserError(
                 f"the tables do not fit {world_size} rank(s) with rows.hbm_gb={hbm_gb:g} and rows.ddr_gb={ddr_gb:g} "
@@ -160,10 +160,10 @@ def shard_tables(
             env=ShardingEnv.from_process_group(group),
             device=device,
             plan=plan,
-            sharders=[sharder],
+            sharders=sharders,
             init_data_parallel=False,
         )
-    module = model.module
+    module: Any = model.module
     layout, arena = _read_layout(tables, module, dist.get_rank(group), world_size)
     return ShardedTables(layout, arena, module, _compact(stats._stats_table))
 
@@ -197,9 +197,7 @@ def _quiet_torchrec():
         logging.disable(previous)
 
 
-def _read_layout(
-    tables: tuple[Table, ...], module: torch.nn.Module, rank: int, world_size: int
-) -> tuple[Layout, Tensor]:
+def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: int) -> tuple[Layout, Tensor]:
     """Reads from the sharded module what lies where, and lays this rank's arena over its memory."""
     plan = module.module_sharding_plan
     sharding = {name: parameter.sharding_type for name, parameter in plan.items()}
@@ -214,9 +212,7 @@ def _read_layout(
                 order.append((table.name, shard.placement.rank(), row, rows, column, columns))
     widths = {columns for *_, columns in order}
     if len(widths) != 1:
-        raise UserError(
-            f"column shards must be equally wide, the plan has widths {sorted(widths)}: change rows.dim"
-        )
+        raise UserError(f"column shards must be equally wide, the plan has widths {sorted(widths)}: change rows.dim")
 
     # One TorchRec lookup per sharding type, one FBGEMM module in it: shards lie in memory in the order of
     # sharding types, then of tables.
@@ -231,7 +227,7 @@ def _read_layout(
     return layout, _lay_arena(layout, module, rank)
 
 
-def _lay_arena(layout: Layout, module: torch.nn.Module, rank: int) -> Tensor:
+def _lay_arena(layout: Layout, module: Any, rank: int) -> Tensor:
     """One matrix over the memory of all local shards; copied together once if FBGEMM split them."""
     weights: list[Tensor] = []
     for lookup in module._lookups:
@@ -239,9 +235,7 @@ def _lay_arena(layout: Layout, module: torch.nn.Module, rank: int) -> Tensor:
             weights += [weight.detach() for weight in kernel.emb_module.split_embedding_weights()]
     weights = [weight for weight in weights if weight.numel()]
     mine = [shard for shard in layout.on(rank) if shard.rows]
-    assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], (
-        "FBGEMM's order of shards"
-    )
+    assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], "FBGEMM's order of shards"
     if not weights:
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         return torch.empty((0, layout.width), device=device)

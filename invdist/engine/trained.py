@@ -1,0 +1,69 @@
+"""A trained run, opened again in one process: its settings, data set and best checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from invdist.config import Config
+from invdist.data.dataset import Dataset
+from invdist.engine import run_folder
+from invdist.engine.checkpoint import CheckpointStore
+from invdist.engine.loop import build_model, build_strategy
+from invdist.errors import UserError
+from invdist.learning.strategy import Strategy
+from invdist.model.comm import Comm
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """What a finished (or interrupted) run gives to whoever uses its model."""
+
+    run: Path
+    config: Config
+    dataset: Dataset
+    strategy: Strategy
+    checkpoint: str
+
+
+@contextlib.contextmanager
+def open_trained(run: str | Path, overrides: list[str] | None = None) -> Iterator[TrainedRun]:
+    """Loads the best checkpoint of a run (the newest, if none was ever the best) on this process alone.
+
+    `overrides` change settings that do not change the model, such as `data.path` when the data set has moved.
+    """
+    config, folder = run_folder.reopen(run, overrides or [])
+    dataset = Dataset.open(config.data.path)
+    with single_rank():
+        comm = Comm()
+        store = CheckpointStore(str(folder / "checkpoints"), comm)
+        info = store.best() or store.latest()
+        if info is None:
+            raise UserError(f"{run}: the run has no checkpoint yet: nothing was trained to the end of an epoch")
+        config.rows.sharding = "row_wise"
+        strategy = build_strategy(config, dataset, build_model(config, dataset, torch.device("cpu"), comm))
+        _, extra = store.load(info, strategy.model, strategy)
+        if extra["dataset"] != dataset.fingerprint:
+            raise UserError(
+                f"{config.data.path} is not the data set that {run} was trained on (its fingerprint differs): "
+                "give the right one as data.path=FOLDER"
+            )
+        yield TrainedRun(folder, config, dataset, strategy, info.path)
+
+
+@contextlib.contextmanager
+def single_rank() -> Iterator[None]:
+    """A process group of this process alone, unless it is in one already."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
