@@ -13,7 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from invdist import private_ray
@@ -67,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "environment than .venv. Keys: python -m invdist.train --help.",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings over configs/local.yaml")
-    parser.add_argument(
-        "--preset", default="small", help="size of the embedded data set (default: %(default)s)"
-    )
+    parser.add_argument("--preset", default="small", help="size of the embedded data set (default: %(default)s)")
     parser.add_argument(
         "--bind",
         default=private_ray.LOOPBACK,
@@ -118,19 +116,66 @@ def _submit(train: list[str], head: private_ray.PrivateRay) -> int:
     job = f"invdist-{secrets.token_hex(4)}"
     ray = [sys.executable, "-c", private_ray.RAY_COMMAND, "job"]
     address = f"--address={head.dashboard}"
-    environment = os.environ | head.environment
-    submit = [*ray, "submit", address, f"--submission-id={job}", "--log-style=pretty", "--", *train]
-    follower = subprocess.Popen(submit, env=environment, start_new_session=True)
+    environment = os.environ | head.environment | {"PYTHONUNBUFFERED": "1"}
+    submit = [*ray, "submit", address, f"--submission-id={job}", "--log-style=pretty", "--log-color=false"]
+    # In a session of its own: Ctrl-C is for this process alone, which stops the run first and follows it to its end.
+    follower = subprocess.Popen(
+        [*submit, "--", *train],
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert follower.stdout is not None
+    shown = _JobLines(follower.stdout, job)
     try:
+        _print_all(shown)
         return follower.wait()
     except KeyboardInterrupt:
-        print("\nstopping the run (Ctrl-C again: at once)", file=sys.stderr, flush=True)
-        stop = [*ray, "stop", address, job]
+        print("\nstopping the run, which saves it first (Ctrl-C again: at once)", file=sys.stderr, flush=True)
+        stop = [*ray, "stop", address, "--no-wait", job]
         subprocess.run(stop, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _print_all(shown)
         raise
     finally:
         follower.kill()
         follower.wait()
+
+
+def _print_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, end="", flush=True)
+
+
+class _JobLines:
+    """The job's own lines of what `ray job submit` prints; all lines if the job never began.
+
+    An iterator that can be resumed after an interrupt, which a generator cannot.
+    """
+
+    def __init__(self, lines: Iterator[str], job: str) -> None:
+        self._lines, self._job = lines, job
+        self._before: list[str] | None = []
+        self._after = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        for line in self._lines:
+            if self._before is not None:
+                self._before.append(line)
+                if line.startswith("Running entrypoint for job"):
+                    self._before = None
+            elif line.startswith(f"Job '{self._job}' ") or f"WebSocket closed for job {self._job}" in line:
+                self._after = True
+            elif not self._after:
+                return line
+        if self._before:
+            return self._before.pop(0)
+        raise StopIteration
 
 
 def _as_interrupt(signum: int, frame: object) -> None:
