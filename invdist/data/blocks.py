@@ -169,11 +169,7 @@ class BlockMaker:
 
 
 def _check_unlabeled(dataset: Dataset, spec: UnlabeledSpec) -> None:
-    if (
-        spec.source != "sampled"
-        and not (spec.source == "mix" and spec.mix == 0)
-        and not dataset.rows["unclear"]
-    ):
+    if spec.source != "sampled" and not (spec.source == "mix" and spec.mix == 0) and not dataset.rows["unclear"]:
         raise UserError(
             f"{dataset.path} has no unclear exposures to draw unlabeled rows from; use unlabeled.source=sampled, "
             "or prepare with label_fraction below 1"

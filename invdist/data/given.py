@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from invdist.data.ids import IdMap
-from invdist.data.splitting import TEST, VALID, by_given, contains
+from invdist.data.sets import contains
+from invdist.data.splitting import TEST, VALID, by_given
 from invdist.errors import UserError
 
 _DELIMITERS = (b"\t", b"::", b",")
@@ -35,21 +36,18 @@ class GivenSplit:
             keys = final_user[user].astype(np.uint64) * np.uint64(items) + final_item[item].astype(np.uint64)
             self._keys[part], first = np.unique(keys, return_index=True)
             if len(first) < len(keys):
-                raise UserError(
-                    f"{self._paths[part]}: {len(keys) - len(first)} pairs stand there more than once"
-                )
+                raise UserError(f"{self._paths[part]}: {len(keys) - len(first)} pairs stand there more than once")
             self._found[part] = np.zeros(len(keys), bool)
         both = contains(self._keys[VALID], self._keys[TEST])
         if both.any():
             count = np.count_nonzero(both)
-            raise UserError(
-                f"{self._paths[VALID]} and {self._paths[TEST]} share {count} pairs; a row has one split"
-            )
+            raise UserError(f"{self._paths[VALID]} and {self._paths[TEST]} share {count} pairs; a row has one split")
 
     def split(self, pair: np.ndarray) -> np.ndarray:
         """The split (int8) of labeled pairs (uint64 keys)."""
         for part, keys in self._keys.items():
-            self._found[part] |= contains(np.sort(pair), keys)
+            hit = pair[contains(keys, pair)]
+            self._found[part][np.searchsorted(keys, hit)] = True
         return by_given(pair, self._keys[VALID], self._keys[TEST])
 
     def check_all_found(self) -> None:
@@ -57,9 +55,7 @@ class GivenSplit:
         for part, found in self._found.items():
             if not found.all():
                 missing = int(np.count_nonzero(~found))
-                raise UserError(
-                    f"{self._paths[part]}: {missing} pairs are unclear in the log and cannot be tested on"
-                )
+                raise UserError(f"{self._paths[part]}: {missing} pairs are unclear in the log and cannot be tested on")
 
     def _fail(self, part: int, row: int, count: int) -> None:
         user, item = (column[row] for column in self._pairs[part])

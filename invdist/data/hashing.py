@@ -21,7 +21,7 @@ def key(*parts: int | str) -> int:
 
 
 def mix(sequence: int, counter: np.ndarray) -> np.ndarray:
-    """The random words (uint64) that stand at the positions `counter` of a sequence; distinct for distinct positions."""
+    """The random words (uint64) at the positions `counter` of a sequence; distinct for distinct positions."""
     with np.errstate(over="ignore"):
         word = counter.astype(np.uint64)  # a copy, so the steps below may work in place
         word += np.uint64(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from invdist.errors import UserError
 
@@ -49,10 +48,10 @@ class IdMap:
     def finish(self) -> tuple[np.ndarray, pa.Table]:
         """(final index of each provisional index as int32, table `index: int64, raw` in the order of `index`)."""
         raw = pa.array(list(self._index), self._type or pa.int64())
-        order = pc.sort_indices(raw)
+        ordered = pa.table({"raw": raw, "provisional": np.arange(len(raw))}).sort_by("raw")
         final = np.empty(len(raw), np.int32)
-        final[order.to_numpy()] = np.arange(len(raw), dtype=np.int32)
-        return final, id_table(raw.take(order))
+        final[ordered["provisional"].to_numpy()] = np.arange(len(raw), dtype=np.int32)
+        return final, id_table(ordered["raw"].combine_chunks())
 
     def _check_type(self, kind: pa.DataType) -> None:
         if self._type is None:

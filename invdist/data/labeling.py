@@ -21,9 +21,7 @@ def _labels(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     return labels
 
 
-def by_finish_rate(
-    play_time: np.ndarray, duration: np.ndarray, above: float = 0.8, below: float = 0.2
-) -> np.ndarray:
+def by_finish_rate(play_time: np.ndarray, duration: np.ndarray, above: float = 0.8, below: float = 0.2) -> np.ndarray:
     """Positive when more than `above` of the video was played, negative below `below`, unclear between."""
     judged = (play_time >= 0) & (duration > 0)
     rate = np.divide(play_time, duration, out=np.full(len(play_time), np.nan), where=judged)
@@ -88,9 +86,7 @@ class Labeling:
 
     def _label(self, rule: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         if rule == "finish_rate":
-            return by_finish_rate(
-                columns["play_time"], columns["duration"], self.finish_above, self.finish_below
-            )
+            return by_finish_rate(columns["play_time"], columns["duration"], self.finish_above, self.finish_below)
         if rule == "play_time":
             assert self.quartiles is not None, "quartiles are measured before labeling"
             return by_play_time(columns["play_time"], *self.quartiles)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from invdist.data.dataset import Dataset
+from invdist.data.sets import sorted_set
 
 TRAINING = ("train", "training_test", "unclear")
 """Splits whose pairs count as observed. Valid and test are not looked at: they stand for what is not known yet."""
@@ -24,7 +25,7 @@ class ObservedPairs:
 
     def __init__(self, user: np.ndarray, item: np.ndarray, users: int, items: int) -> None:
         self.users, self.items = users, items
-        pair = np.unique(user.astype(np.int64) * items + item)
+        pair = sorted_set(user.astype(np.int64) * items + item)
         self.seen = (pair % items).astype(np.int32)
         self.offsets = np.searchsorted(pair, np.arange(users + 1, dtype=np.int64) * items)
         bits = max(10, int(len(pair) * _BITS_PER_PAIR).bit_length())
@@ -38,9 +39,7 @@ class ObservedPairs:
     def of(cls, dataset: Dataset, splits: Sequence[str] = TRAINING) -> ObservedPairs:
         """The pairs of a data set's training splits."""
         tables = [dataset.read(split, ["user", "item"]) for split in splits]
-        user, item = (
-            np.concatenate([table[name].to_numpy() for table in tables]) for name in ("user", "item")
-        )
+        user, item = (np.concatenate([table[name].to_numpy() for table in tables]) for name in ("user", "item"))
         return cls(user, item, dataset.users, dataset.items)
 
     def seen_by(self, user: int) -> np.ndarray:

@@ -69,12 +69,9 @@ class ShuffledRows:
         first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
         begin = int(ends[first - 1]) if first else 0
         tables = self._read_groups(groups[first : last + 1])
-        order = hashing.permutation(
-            hashing.key(self.seed, *self.splits, "window", number, window), stop - start
-        )
+        order = hashing.permutation(hashing.key(self.seed, *self.splits, "window", number, window), stop - start)
         rows = {
-            name: np.concatenate([table[name] for table in tables])[start - begin :][order]
-            for name in self.columns
+            name: np.concatenate([table[name] for table in tables])[start - begin :][order] for name in self.columns
         }
         self._windows[number, window] = rows
         if len(self._windows) > _WINDOWS:
@@ -84,9 +81,7 @@ class ShuffledRows:
     def _groups_of_pass(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """(row groups in the order of the pass, the position where each ends)."""
         if self._pass is None or self._pass[0] != number:
-            order = hashing.permutation(
-                hashing.key(self.seed, *self.splits, "groups", number), len(self._groups)
-            )
+            order = hashing.permutation(hashing.key(self.seed, *self.splits, "groups", number), len(self._groups))
             self._pass = (number, order, np.cumsum(self._sizes[order]))
         return self._pass[1], self._pass[2]
 
@@ -97,9 +92,7 @@ class ShuffledRows:
         for group in np.sort(groups):
             by_file.setdefault(self._groups[group][0], []).append(int(group))
         for name, members in by_file.items():
-            table = self._file(name).read_row_groups(
-                [self._groups[g][1] for g in members], columns=self.columns
-            )
+            table = self._file(name).read_row_groups([self._groups[g][1] for g in members], columns=self.columns)
             columns = {column: table[column].to_numpy() for column in self.columns}
             edges = np.concatenate([[0], np.cumsum(self._sizes[members])])
             for group, (low, high) in zip(members, pairwise(edges)):

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from invdist.data import hashing
 from invdist.data.given import GivenSplit
@@ -149,8 +148,8 @@ class _Preparation:
     def _with_ids(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not (batch["user"].null_count or batch["item"].null_count):
             return batch
-        whole = pc.and_(pc.is_valid(batch["user"]), pc.is_valid(batch["item"]))
-        kept = batch.filter(whole)
+        user, item = (batch[name].is_valid().to_numpy(zero_copy_only=False) for name in ("user", "item"))
+        kept = batch.filter(pa.array(user & item))
         self.counts["missing_ids"] += batch.num_rows - kept.num_rows
         return kept
 
@@ -214,7 +213,6 @@ class _Preparation:
         train, valid, _ = self.cut.fractions
         ranks = [max(round(count * share) - 1, 0) for share in (train, train + valid)]
         cuts = order_statistics(chunks, ranks)
-        del column
         times.unlink()
         return int(cuts[0]), int(cuts[1])
 
@@ -285,9 +283,7 @@ class _Preparation:
         if self._time_cuts is not None:
             return by_time(labeled["time"], *self._time_cuts)
         if self.given is not None:
-            return self.given.split(
-                labeled["user"].astype(np.uint64) * np.uint64(self.items) + labeled["item"]
-            )
+            return self.given.split(labeled["user"].astype(np.uint64) * np.uint64(self.items) + labeled["item"])
         return shares.cut(len(labeled))
 
     def _add_labeled(self, split: str, rows: np.ndarray) -> None:

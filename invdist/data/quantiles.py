@@ -25,9 +25,7 @@ def order_statistics(chunks: Callable[[], Iterable[np.ndarray]], ranks: Sequence
             words = _ordered(chunk)
             digits = ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
             for count, prefix in zip(counts, prefixes):
-                fits = (
-                    digits if shift == 48 else digits[(words >> np.uint64(shift + 16)) == np.uint64(prefix)]
-                )
+                fits = digits if shift == 48 else digits[(words >> np.uint64(shift + 16)) == np.uint64(prefix)]
                 count += np.bincount(fits, minlength=1 << 16)
         for i, count in enumerate(counts):
             cumulative = np.cumsum(count)

@@ -6,6 +6,7 @@ import numpy as np
 
 from invdist.data import hashing
 from invdist.data.observed import ObservedPairs
+from invdist.data.sets import sorted_set
 from invdist.errors import UserError
 
 _ROUNDS = 12
@@ -29,7 +30,10 @@ class Sampler:
         if popularity > 0:
             # One is added to every count: an item never shown can be drawn too.
             weight = (np.bincount(observed.seen, minlength=observed.items) + 1.0) ** popularity
-            self._cdf = np.cumsum(weight)
+            cdf = np.cumsum(weight)
+            self._cdf = cdf / cdf[-1]
+            # Where to start looking, for each of many equal slices of [0, 1): one step replaces a long search.
+            self._guide = np.searchsorted(self._cdf, np.linspace(0, 1, 2 * observed.items, endpoint=False), "right")
 
     def sample(self, user: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(user, item), int64, one unobserved pair for each entry of `user`; `position` (uint64) is its place."""
@@ -54,14 +58,18 @@ class Sampler:
         chance = hashing.uniform(hashing.mix(self._key + attempt, position))
         if self._cdf is None:
             return (chance * self.observed.items).astype(np.int64)
-        at = np.searchsorted(self._cdf, chance * self._cdf[-1], side="right")
-        return np.minimum(at, self.observed.items - 1)
+        item = self._guide[(chance * len(self._guide)).astype(np.int64)]
+        pending = np.flatnonzero(self._cdf[item] <= chance)
+        while len(pending):
+            item[pending] += 1
+            pending = pending[self._cdf[item[pending]] <= chance[pending]]
+        return item
 
     def _from_unseen(self, user: np.ndarray, position: np.ndarray) -> np.ndarray:
         chance = hashing.uniform(hashing.mix(self._key + _ROUNDS, position))
         item = np.empty(len(user), np.int64)
         unseen = np.ones(self.observed.items, bool)
-        for one in np.unique(user):
+        for one in sorted_set(user):
             rows = np.flatnonzero(user == one)
             seen = self.observed.seen_by(one)
             unseen[seen] = False

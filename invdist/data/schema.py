@@ -12,8 +12,8 @@ VERSION = 1
 MANIFEST = "dataset.json"
 ROW_GROUP_ROWS = 16_384
 
-LABELED = ("train", "training_test", "valid", "test")
-SPLITS = (*LABELED, "unclear")
+LABELED: tuple[str, ...] = ("train", "training_test", "valid", "test")
+SPLITS: tuple[str, ...] = (*LABELED, "unclear")
 """Folders of shards. `unclear` holds exposures without a label: the natural unlabeled data."""
 
 UNCLEAR_LABEL = -1

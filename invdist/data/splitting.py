@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from invdist.data.sets import contains
+
 TRAIN, VALID, TEST = 0, 1, 2
 
 
@@ -47,11 +49,3 @@ def by_given(pair: np.ndarray, valid: np.ndarray, test: np.ndarray) -> np.ndarra
     split[contains(valid, pair)] = VALID
     split[contains(test, pair)] = TEST
     return split
-
-
-def contains(sorted_keys: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Which of `keys` stand in `sorted_keys` (bool)."""
-    if not len(sorted_keys):
-        return np.zeros(len(keys), bool)
-    at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
-    return sorted_keys[at] == keys

@@ -129,9 +129,7 @@ def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any
     """
     import ray
 
-    reader = ray.remote(
-        num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
-    )(_Reader)
+    reader = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(_Reader)
     return [reader.remote(spec) for _ in range(count)]
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from invdist.data.sets import contains, sorted_set
 from invdist.errors import UserError
 
 FACTORS = 4
@@ -132,7 +134,7 @@ class World:
         # Whole users, each pair once, as in the log: a user's few favourite hits would count too often otherwise.
         count = max(int(np.searchsorted(np.cumsum(self.quotas), 150_000)), 1)
         user = np.repeat(np.arange(count), self.quotas[:count] * 7 // 4 + 4)
-        user, item = np.divmod(np.unique(user * self.scale.items + self.expose(rng, user)), self.scale.items)
+        user, item = np.divmod(sorted_set(user * self.scale.items + self.expose(rng, user)), self.scale.items)
         low, high = -8.0, 8.0
         for _ in range(14):
             self.intercept = (low + high) / 2
@@ -155,14 +157,10 @@ class SyntheticLog:
 
     def __init__(self, name: str, scale: Scale, seed: int) -> None:
         if scale.labeled_rows < scale.users:
-            raise UserError(
-                f"labeled_rows={scale.labeled_rows}: expected at least one per user ({scale.users})"
-            )
+            raise UserError(f"labeled_rows={scale.labeled_rows}: expected at least one per user ({scale.users})")
         if scale.labeled_rows > _MOST_SEEN * scale.users * scale.items:
             most = int(_MOST_SEEN * scale.users * scale.items)
-            raise UserError(
-                f"labeled_rows={scale.labeled_rows}: expected at most a quarter of all pairs ({most})"
-            )
+            raise UserError(f"labeled_rows={scale.labeled_rows}: expected at most a quarter of all pairs ({most})")
         self.name, self.scale, self.seed = name, scale, seed
         self.world = World(scale, seed)
 
@@ -193,20 +191,16 @@ class SyntheticLog:
         edges = np.searchsorted(ends, np.arange(_BLOCK_ROWS, ends[-1], _BLOCK_ROWS))
         blocks = np.unique(np.concatenate([[0], edges, [self.scale.users]]))
         owed = 0
-        for number, (start, stop) in enumerate(zip(blocks[:-1], blocks[1:])):
+        for number, (start, stop) in enumerate(pairwise(blocks)):
             wanted = quotas[start:stop].copy()
             wanted += owed // len(wanted)
             wanted[: owed % len(wanted)] += 1
             rows, owed = self._block(np.random.default_rng([self.seed, 4, number]), start, wanted)
             yield pa.RecordBatch.from_pydict(rows)
         if owed:
-            raise UserError(
-                f"this feed is too small for {self.scale.labeled_rows} labeled rows: {owed} are missing"
-            )
+            raise UserError(f"this feed is too small for {self.scale.labeled_rows} labeled rows: {owed} are missing")
 
-    def _block(
-        self, rng: np.random.Generator, start: int, wanted: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], int]:
+    def _block(self, rng: np.random.Generator, start: int, wanted: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
         """Exposures of users `start...` until each has its `wanted` clear ones; and how many stayed owing."""
         items = self.scale.items
         kept: dict[str, np.ndarray] = {}
@@ -218,7 +212,7 @@ class SyntheticLog:
             _, first = np.unique(pair, return_index=True)
             first.sort()
             if kept:
-                first = first[~np.isin(pair[first], kept["local"] * items + kept["item"])]
+                first = first[~contains(np.sort(kept["local"] * items + kept["item"]), pair[first])]
             local, item = local[first], item[first]
             seen = {"local": local, "item": item, **self.world.watch(rng, start + local, item)}
             kept = {name: np.concatenate([kept[name], seen[name]]) if kept else seen[name] for name in seen}

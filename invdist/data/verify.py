@@ -31,9 +31,7 @@ def verify_manifest(manifest: dict[str, Any], where: str) -> None:
         rows = sum(entry["rows"] for entry in shards)
         expected = manifest["rows"].get("unclear" if folder == "truth" else folder)
         if rows != expected:
-            raise UserError(
-                f"{where}: the shards of {folder} hold {rows} rows, but rows.{folder} says {expected}"
-            )
+            raise UserError(f"{where}: the shards of {folder} hold {rows} rows, but rows.{folder} says {expected}")
         _check_no_copies(shards, where)
     unclear, truth = manifest["shards"]["unclear"], manifest["shards"]["truth"]
     if [entry["rows"] for entry in unclear] != [entry["rows"] for entry in truth]:
@@ -55,24 +53,18 @@ def _check_no_copies(shards: list[dict[str, Any]], where: str) -> None:
     for entry in shards:
         for mark in (entry["file"], entry["sha256"]):
             if mark in seen:
-                raise UserError(
-                    f"{where}: {entry['file']} is a copy of {seen[mark]}; its rows would count twice"
-                )
+                raise UserError(f"{where}: {entry['file']} is a copy of {seen[mark]}; its rows would count twice")
             seen[mark] = entry["file"]
 
 
-def verify_shards(
-    filesystem: pafs.FileSystem, root: str, path: str, manifest: dict[str, Any], *, full: bool
-) -> None:
+def verify_shards(filesystem: pafs.FileSystem, root: str, path: str, manifest: dict[str, Any], *, full: bool) -> None:
     """Checks every file that the manifest names (size, or with `full` all of it) and that no other shard lies there."""
     limits = {"user": manifest["users"], "item": manifest["items"], "label": 2}
     for folder in (*SPLITS, "truth"):
         entries = manifest["shards"][folder]
         _check_no_strangers(filesystem, f"{root}/{folder}", f"{path}/{folder}", {e["file"] for e in entries})
         for entry in entries:
-            _check_file(
-                filesystem, root, path, entry, SCHEMAS[folder], limits, manifest["row_group_rows"], full
-            )
+            _check_file(filesystem, root, path, entry, SCHEMAS[folder], limits, manifest["row_group_rows"], full)
     for entry in manifest["files"].values():
         _check_file(filesystem, root, path, entry, None, {}, None, full)
 
@@ -81,9 +73,7 @@ def _check_no_strangers(filesystem: pafs.FileSystem, root: str, path: str, known
     folder = path.rsplit("/", 1)[-1]
     for info in filesystem.get_file_info(pafs.FileSelector(root, allow_not_found=True)):
         if info.base_name.endswith(".parquet") and f"{folder}/{info.base_name}" not in known:
-            raise UserError(
-                f"{path}/{info.base_name} is not in the manifest; a copied or foreign shard? remove it"
-            )
+            raise UserError(f"{path}/{info.base_name} is not in the manifest; a copied or foreign shard? remove it")
 
 
 def _check_file(
@@ -106,9 +96,7 @@ def _check_file(
         # The most telling complaint first: a wrong row says more than a wrong checksum.
         _check_content(content, where, entry, schema, limits, row_group_rows)
         if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-            raise UserError(
-                f"{where}: its checksum is not the manifest's; the file was changed after it was written"
-            )
+            raise UserError(f"{where}: its checksum is not the manifest's; the file was changed after it was written")
 
 
 def _check_content(
@@ -135,9 +123,7 @@ def _check_content(
         return
     groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     if row_group_rows and any(rows != row_group_rows for rows in groups[:-1]):
-        raise UserError(
-            f"{where}: row groups of {groups[:3]}... rows; expected {row_group_rows} in each but the last"
-        )
+        raise UserError(f"{where}: row groups of {groups[:3]}... rows; expected {row_group_rows} in each but the last")
     for name in schema.names:
         values = table[name].to_numpy()
         if name == "truth":
@@ -154,9 +140,7 @@ def _check_content(
 def _check_columns(found: pa.Schema, expected: pa.Schema, where: str) -> None:
     for field in expected:
         if field.name not in found.names:
-            raise UserError(
-                f"{where}: column {field.name} is missing; it has {', '.join(found.names) or 'none'}"
-            )
+            raise UserError(f"{where}: column {field.name} is missing; it has {', '.join(found.names) or 'none'}")
         kind = found.field(field.name).type
         if kind != field.type:
             raise UserError(f"{where}: column {field.name} is {kind}; expected {field.type}")

@@ -1,4 +1,4 @@
-"""Writes a prepared data set: shards first, the manifest last, and the folder appears under its name only when whole."""
+"""Writes a prepared data set: shards first, the manifest last; the folder gets its name only when it is whole."""
 
 from __future__ import annotations
 
@@ -129,9 +129,7 @@ def new_dataset(output: Path, shard_rows: int) -> Iterator[DatasetWriter]:
             os.rename(partial, output)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise UserError(
-                    f"{output} appeared while it was being prepared; nothing was overwritten"
-                ) from error
+                raise UserError(f"{output} appeared while it was being prepared; nothing was overwritten") from error
             raise
     except OSError as error:
         raise UserError(_disk_message(error, output)) from error
