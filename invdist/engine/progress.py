@@ -91,9 +91,10 @@ def _line(event: dict[str, Any]) -> str | None:
             plan = ", ".join(
                 f"{t['table']} {t['rows']:,} x {t['dim']} {t['sharding']}" for t in event["plan"]
             )
-            stats = f"\n{event['plan_stats']}" if event.get("plan_stats") else ""
+            # The imbalance figures that follow are for the report: here the plan itself is enough.
+            stats = event.get("plan_stats", "").partition("Total Perf Imbalance")[0].rstrip()
             ranks = f"{event['world_size']} rank(s), {event['device']}, {event['backend']}"
-            return f"{event['method']} on {event['model']}: {ranks}; {plan}{stats}"
+            return f"{event['method']} on {event['model']}: {ranks}; {plan}\n{stats}".rstrip()
         case "resume":
             return f"continuing from {event['checkpoint']} at step {event['global_step']:,}"
         case "epoch":

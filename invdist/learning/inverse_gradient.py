@@ -42,14 +42,15 @@ def phi(gradient: Tensor, inner: str) -> Tensor:
 
 
 def choose(losses: Sequence[float], candidates: Sequence[float]) -> int:
-    """Index of the winner: the smallest finite loss; ties go to pass, then to direct, then to the shorter step.
+    """Index of the winner: the smallest finite loss; ties go to 0, then to -1, then to the shorter step.
 
     Raises `TrainingDiverged` if no loss is finite.
     """
     finite = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
     if not finite:
         raise TrainingDiverged("the training-test loss is not finite at any candidate, not even at pass")
-    return min(finite, key=lambda i: (losses[i], candidates[i] != 0, candidates[i] > 0, abs(candidates[i])))
+    c = candidates
+    return min(finite, key=lambda i: (losses[i], c[i] != 0, c[i] != -1, abs(c[i]), c[i] > 0))
 
 
 def direction_name(multiplier: float) -> str:

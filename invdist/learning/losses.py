@@ -26,21 +26,29 @@ def log_loss(logit: Tensor, label: Tensor) -> Tensor:
 
 
 def annotate(logit: Tensor) -> Annotation:
-    """Inverse dual weights of unlabeled pairs: `w1 = l0^2 / (l0^2 + l1^2)`.
+    """Inverse dual weights of unlabeled pairs, in the precision of `logit` but at least float32.
 
-    The paper's `(l0/l1) / (l0/l1 + l1/l0)` is the same number, but divides by a loss that vanishes. Here the
-    ratio r of the smaller loss to the larger lies in [0, 1], so nothing overflows at any logit.
+    `w1 = l0^2 / (l0^2 + l1^2)`: the paper's `(l0/l1) / (l0/l1 + l1/l0)` is the same number, but divides by a loss
+    that vanishes. Here the ratio of the smaller loss to the larger lies in [0, 1], so nothing overflows at any logit
+    and the smaller weight keeps its digits.
     """
-    s = logit.detach().float()
-    small, large = softplus(-s.abs()), softplus(s.abs())
-    square = (small / large).square()
-    sure = 1 / (1 + square)  # of the side that the logit leans to
+    s = _at_least_float32(logit.detach())
+    square = (softplus(-s.abs()) / softplus(s.abs())).square()
+    likely, unlikely = 1 / (1 + square), square / (1 + square)
     positive = s >= 0
-    return Annotation(torch.where(positive, sure, 1 - sure), torch.where(positive, 1 - sure, sure))
+    return Annotation(torch.where(positive, likely, unlikely), torch.where(positive, unlikely, likely))
 
 
 def inverse_dual_loss(logit: Tensor) -> tuple[Tensor, Annotation]:
-    """The inverse dual loss `w1*l1 + w0*l0` of each unlabeled pair (float32), and its annotation."""
-    s = logit.float()
+    """The inverse dual loss `w1*l1 + w0*l0` of each unlabeled pair, and its annotation; both float64.
+
+    Near a logit of 0 the gradients of its two halves cancel, and the `sign` rule magnifies what is left, rounding
+    included. Double precision of one number per pair costs nothing and keeps the direction right.
+    """
+    s = logit.double()
     annotation = annotate(s)
     return annotation.w1 * softplus(-s) + annotation.w0 * softplus(s), annotation
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()

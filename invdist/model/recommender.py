@@ -65,7 +65,7 @@ class Recommender:
         none, counts for what it has.
         """
         row_gradient, *dense_gradient = torch.autograd.grad(loss_sum, [rows, *self._dense])
-        totals = torch.stack([loss_sum.detach(), loss_sum.new_tensor(count)])
+        totals = torch.stack([loss_sum.detach(), loss_sum.new_tensor(count)]).float()
         reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), totals]))
         arriving = self.rows.push(route, row_gradient)
         reduced = reducing.wait()
