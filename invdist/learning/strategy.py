@@ -116,9 +116,7 @@ class Strategy(ABC):
         """
         return {}
 
-    def gamma_step(
-        self, loss: Callable[[Tensor], Tensor], exchange: Exchange, count: int | None = None
-    ) -> Record:
+    def gamma_step(self, loss: Callable[[Tensor], Tensor], exchange: Exchange, count: int | None = None) -> Record:
         """One gamma step on the mean over all ranks of `loss(logits)`, per-row losses of the one group of `exchange`.
 
         `count` is the number of this rank's rows that the mean is over; by default that of the losses given.

@@ -1,0 +1,50 @@
+"""`dns`: dynamic negative sampling (Zhang et al., SIGIR 2013): the hardest of several sampled candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategies.ns import NegativeSampling
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, unlabeled
+from invdist.model.exchange import Exchange, Pairs
+from invdist.settings import Range
+
+
+@STRATEGIES.register("dns")
+class DynamicNegativeSampling(NegativeSampling):
+    """As `ns`, each unlabeled row being the one of `candidates` random pairs of a user that scores highest."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(NegativeSampling.Config):
+        """Options of dynamic negative sampling."""
+
+        candidates: Annotated[int, Range(at_least=2)] = 8
+        """Random pairs of which the hardest becomes the negative (M of the paper)."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        per_row = self.setting.unlabeled_rate * self.options.candidates
+        return (Phase("train", LABELED, per_row, source="sampled"),)
+
+    def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
+        return (unlabeled(batch),)
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        with self.watch("candidates"), torch.no_grad(), self.model.evaluating():
+            logits = self.model.logits(self.model.rows.pull(exchange)[0])
+        chosen = hardest(logits, self.options.candidates)
+        candidates = unlabeled(batch)
+        # A new exchange for the chosen: rows that were only looked at must not be moved by a lazy optimizer.
+        return self.step_with(batch, Pairs(candidates.user[chosen], candidates.item[chosen]))
+
+
+def hardest(logits: Tensor, candidates: int) -> Tensor:
+    """Index of the largest of each run of `candidates` consecutive logits; the first of equals."""
+    runs = logits.view(-1, candidates)
+    # Where maxima tie, argmax may give any of them.
+    first = (runs == runs.amax(1, keepdim=True)).int().argmax(1)
+    return torch.arange(len(runs), device=logits.device) * candidates + first

@@ -1,0 +1,85 @@
+"""`means`: no learning. The log-odds of a user's and an item's smoothed means: the floor of every table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from invdist.learning.losses import log_loss
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
+from invdist.model.exchange import Exchange, Pairs
+from invdist.model.recommender import Recommender
+from invdist.settings import Positive
+
+
+@STRATEGIES.register("means")
+class Means(Strategy):
+    """`logit(p_u) + logit(p_i) - logit(p)`, counted over the labeled rows of an epoch; the model is not touched."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        """Options of the means."""
+
+        smoothing: Positive = 5.0
+        """Rows at the overall mean that are added to each user and each item."""
+
+    def __init__(self, setting: Setting, model: Recommender) -> None:
+        super().__init__(setting, model)
+        # Rows and positives of every user, then of every item: those of the last whole epoch, and those that this
+        # rank has counted in the present one.
+        self._use(torch.zeros((setting.users + setting.items, 2), dtype=torch.float64, device=model.device))
+        self._counting = torch.zeros_like(self._counts)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("count", LABELED),)
+
+    def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
+        nothing = batch.user[:0]
+        return (Pairs(nothing, nothing),)
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        exchange.finish()
+        row = torch.stack([torch.ones_like(batch.label), batch.label], 1).double()
+        at = torch.cat([batch.user, batch.item + self.setting.users])
+        self._counting.index_add_(0, at, row.repeat(2, 1))
+        losses = log_loss(self.score(Pairs(batch.user, batch.item)), batch.label)
+        total = torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+        loss, rows = self.model.comm.all_reduce(total).wait()
+        return Record(loss / rows)
+
+    def end_epoch(self) -> None:
+        self._use(self.model.comm.all_reduce(self._counting).wait())
+        self._counting = torch.zeros_like(self._counts)
+
+    def score(self, pairs: Pairs) -> Tensor:
+        return self._logit[pairs.user] + self._logit[pairs.item + self.setting.users] - self._overall
+
+    def state(self) -> Mapping[str, Tensor]:
+        # What was counted so far goes to the first rank, so that it is counted once after loading, too.
+        counted = self.model.comm.all_reduce(self._counting).wait()
+        self._keep_counting(counted)
+        return {"counts": self._counts, "counting": counted}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        counts, counted = (state[name].to(self.model.device) for name in ("counts", "counting"))
+        self._use(counts)
+        self._keep_counting(counted)
+
+    def _keep_counting(self, counted: Tensor) -> None:
+        first = self.model.comm.rank == 0
+        self._counting = counted.clone() if first else torch.zeros_like(counted)
+
+    def _use(self, counts: Tensor) -> None:
+        """Makes scores from whole counts."""
+        self._counts = counts
+        rows, positives = counts.unbind(1)
+        users = self.setting.users
+        # One row of each class more: a data set of one class has an overall mean within (0, 1), too.
+        overall = (positives[:users].sum() + 1) / (rows[:users].sum() + 2)
+        smoothing = self.options.smoothing
+        self._logit = torch.logit((positives + smoothing * overall) / (rows + smoothing)).float()
+        self._overall = torch.logit(overall).float()

@@ -1,0 +1,36 @@
+"""`r_ce`: reweighted cross-entropy (Wang et al., WSDM 2021): rows that fit badly count less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from invdist.learning.losses import log_loss
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Strategy
+from invdist.model.exchange import Exchange
+from invdist.settings import NonNegative
+
+
+@STRATEGIES.register("r_ce")
+class ReweightedLogLoss(Strategy):
+    """Positives are weighted by p^b, negatives by (1-p)^b; no gradient goes through the weight."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        """Options of the reweighted loss."""
+
+        b: NonNegative = 0.2
+        """Exponent of the weight; 0 is plain log-loss."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", LABELED),)
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        def weighted(logits: torch.Tensor) -> torch.Tensor:
+            losses = log_loss(logits, batch.label)
+            # The log-loss of a row is -log of the probability of its own label, which is what is raised to b.
+            return torch.exp(-self.options.b * losses.detach()) * losses
+
+        return self.gamma_step(weighted, exchange)

@@ -1,0 +1,144 @@
+"""`srns`: robust negative sampling (Ding et al., NeurIPS 2020): hard negatives that are not false ones.
+
+An item that a user would like scores high at every look; a true negative that is hard scores high now and then.
+So a memory of candidates per user prefers a high score and a high variance of past scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from invdist.errors import UserError
+from invdist.learning.candidate_memory import CandidateMemory, noise_of
+from invdist.learning.ramp import Ramp
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategies.ns import NegativeSampling
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, unlabeled
+from invdist.model.exchange import Exchange, Pairs
+from invdist.model.recommender import Recommender
+from invdist.settings import Count, NonNegative, Positive, Range
+
+
+class _Asked(NamedTuple):
+    """Distinct users in ascending order, each with the fresh candidates of its first row."""
+
+    user: Tensor
+    """`[m]`"""
+    fresh: Tensor
+    """`[m, S2]`"""
+    row: Tensor
+    """Which of the users each of the given rows belongs to: `[n]`."""
+    first: Tensor
+    """The first row of each user: `[m]`."""
+
+
+@STRATEGIES.register("srns")
+class RobustNegativeSampling(NegativeSampling):
+    """As `ns`, the unlabeled rows being the best of a memory of candidates per user, cut over ranks by user."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(NegativeSampling.Config):
+        """Options of robust negative sampling."""
+
+        memory: Count = 16
+        """Candidate items kept for each user (S1 of the paper); at least unlabeled.rate."""
+        fresh: Count = 16
+        """Random candidates that a user's memory meets when it is refreshed (S2)."""
+        history: Annotated[int, Range(at_least=2)] = 5
+        """Past scores kept for each candidate."""
+        temperature: Positive = 1.0
+        """Candidates stay in memory with a chance ~ exp(score / temperature)."""
+        variance_weight: NonNegative = 1.0
+        """Weight of the standard deviation of past scores beside the score, in the end."""
+        ramp_steps: Count = 10_000
+        """Steps over which that weight grows linearly from 0."""
+
+    def __init__(self, setting: Setting, model: Recommender) -> None:
+        super().__init__(setting, model)
+        o, comm = self.options, model.comm
+        if setting.unlabeled_rate > o.memory:
+            raise UserError(
+                f"srns.memory: {o.memory} candidates of a user cannot give unlabeled.rate={setting.unlabeled_rate} "
+                f"negatives; expected at least {setting.unlabeled_rate}"
+            )
+        self.variance = Ramp(o.variance_weight, o.ramp_steps)
+        self._block = -(-setting.users // comm.size)
+        first = min(comm.rank * self._block, setting.users)
+        here = min(self._block, setting.users - first)
+        self.memory = CandidateMemory(first, here, o.memory, o.history, model.device)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", LABELED, self.options.fresh, source="sampled"),)
+
+    def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
+        asked = self._ask(batch)
+        return (Pairs(asked.user.repeat_interleave(self.options.fresh), asked.fresh.reshape(-1)),)
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        rate = self.setting.unlabeled_rate
+        with self.watch("candidates"), torch.no_grad():
+            asked = self._ask(batch)
+            with self.model.evaluating():
+                fresh_logit = self.model.logits(self.model.rows.pull(exchange)[0])
+            item = self._from_owners(asked, fresh_logit.view_as(asked.fresh))
+            user = asked.user[asked.row].repeat_interleave(rate)
+            chosen = Pairs(user, item[asked.row].view(-1))
+        return self.step_with(batch, chosen)
+
+    def _ask(self, batch: Batch) -> _Asked:
+        # All fresh candidates of a row have one user: its own, unless that one has seen everything.
+        pairs, fresh = unlabeled(batch), self.options.fresh
+        return _first_of_each(pairs.user.view(-1, fresh)[:, 0], pairs.item.view(-1, fresh))
+
+    def _from_owners(self, asked: _Asked, fresh_logit: Tensor) -> Tensor:
+        """The negatives of each asked user `[m, rate]`, from the rank that keeps its memory.
+
+        Users are in ascending order, so those of one owner stand together and owners follow each other.
+        """
+        comm = self.model.comm
+        sent = torch.bincount(asked.user // self._block, minlength=comm.size)
+        received = comm.all_to_all(sent, [1] * comm.size, [1] * comm.size).wait()
+        sizes = sent.tolist(), received.tolist()
+        # Ids and float32 scores are exact in float64, and so travel together.
+        letter = torch.cat([asked.user.unsqueeze(1), asked.fresh, fresh_logit.double()], 1)
+        arrived = comm.all_to_all(letter, *sizes).wait()
+        answer = self._refresh(arrived)
+        return comm.all_to_all(answer, *reversed(sizes)).wait()
+
+    def _refresh(self, arrived: Tensor) -> Tensor:
+        """Refreshes the memory of the users asked for, and gives the negatives of each asking row `[rows, rate]`.
+
+        Ranks ask in order, so where several ask for a user the first in the order of the global batch counts.
+        """
+        o, memory = self.options, self.memory
+        user, fresh = arrived[:, 0].long(), arrived[:, 1 : 1 + o.fresh].long()
+        asked = _first_of_each(user, fresh)
+        fresh_logit = arrived[asked.first, 1 + o.fresh :].float()
+        kept = memory.items(asked.user)
+        pairs = Pairs(asked.user.repeat_interleave(o.memory), kept.clamp(min=0).view(-1))
+        logit = self.model.score(pairs).view_as(kept)
+        noise = noise_of(self.setting.seed, self.variance.done)
+        memory.refresh(asked.user, logit, asked.fresh, fresh_logit, temperature=o.temperature, noise=noise)
+        return memory.best(asked.user, self.setting.unlabeled_rate, self.variance.next())[asked.row]
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self.variance.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.variance.load_state(state)
+
+    def sharded_state(self) -> Mapping[str, tuple[int, Tensor]]:
+        return {"item": (self.memory.first, self.memory.item), "past": (self.memory.first, self.memory.past)}
+
+
+def _first_of_each(user: Tensor, fresh: Tensor) -> _Asked:
+    distinct, row = user.unique(return_inverse=True)
+    first = torch.full_like(distinct, len(user)).scatter_reduce_(
+        0, row, torch.arange(len(user), device=user.device), "amin"
+    )
+    return _Asked(distinct, fresh[first], row, first)

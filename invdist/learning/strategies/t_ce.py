@@ -1,0 +1,81 @@
+"""`t_ce`: truncated cross-entropy (Wang et al., WSDM 2021): the worst-fitting positives are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from invdist.learning.losses import log_loss
+from invdist.learning.ramp import Ramp
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
+from invdist.model.comm import Comm
+from invdist.model.exchange import Exchange
+from invdist.model.recommender import Recommender
+from invdist.settings import Count, Share
+
+
+@STRATEGIES.register("t_ce")
+class TruncatedLogLoss(Strategy):
+    """Mean log-loss over the global batch without the largest-loss share of its positives."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        """Options of the truncated loss."""
+
+        max_drop: Share = 0.1
+        """Share of the positives of a batch that is left out in the end."""
+        ramp_steps: Count = 30_000
+        """Steps over which that share grows linearly from 0."""
+
+    def __init__(self, setting: Setting, model: Recommender) -> None:
+        super().__init__(setting, model)
+        self.drop = Ramp(self.options.max_drop, self.options.ramp_steps)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", LABELED),)
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        share = self.drop.next()
+
+        def kept(logits: Tensor) -> Tensor:
+            losses = log_loss(logits, batch.label)
+            positive = (batch.label > 0.5).nonzero().view(-1)
+            worst = globally_largest(losses.detach()[positive], share, self.model.comm)
+            keep = torch.ones(len(losses), dtype=torch.bool, device=losses.device)
+            keep[positive[worst]] = False
+            return losses[keep]
+
+        record = self.gamma_step(kept, exchange)
+        record.details["drop_rate"] = share
+        return record
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self.drop.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.drop.load_state(state)
+
+
+def globally_largest(values: Tensor, share: float, comm: Comm) -> Tensor:
+    """Which of this rank's `values` are among the `floor(share * n)` largest of the n values of all ranks.
+
+    Gives their indices. Ties go to the lower rank, then to the lower index, so ranks agree on how many there are.
+    Two small collectives: how many values each rank has, and the largest of them.
+    """
+    if share == 0:
+        return values.new_zeros(0, dtype=torch.int64)
+    counts = torch.zeros(comm.size, dtype=torch.int64, device=values.device)
+    counts[comm.rank] = len(values)
+    by_rank = comm.all_reduce(counts).wait().tolist()
+    chosen = math.floor(share * sum(by_rank) + 1e-9)  # 0.29 * 100 is just below 29
+    offered = [min(chosen, count) for count in by_rank]
+    top, index = values.sort(descending=True, stable=True)
+    mine = offered[comm.rank]
+    everyone = comm.all_to_all(top[:mine].repeat(comm.size), [mine] * comm.size, offered).wait()
+    places = everyone.argsort(descending=True, stable=True)[:chosen] - sum(offered[: comm.rank])
+    return index[places[(places >= 0) & (places < mine)]]
