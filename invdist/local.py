@@ -29,29 +29,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the whole chain; returns the exit code described above."""
     args = _parser().parse_args(argv)
     check_stack()
-    overrides = [f"ray.workers={WORKERS}", *args.overrides]
-    if not any(override.startswith("data.path=") for override in args.overrides):
-        data = ROOT / "data" / args.preset
-        overrides.insert(0, f"data.path={data}")
-        _prepare(data, args.preset)
-    train = [
-        sys.executable,
-        "-m",
-        "invdist.train",
-        "--config",
-        str(ROOT / "configs" / "local.yaml"),
-        *overrides,
-    ]
-    # Wrong settings are told before Ray is started, with their own exit code.
-    checked = subprocess.run([*train, "--print-config"], stdout=subprocess.DEVNULL)
-    if checked.returncode:
-        return checked.returncode
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        return _run(train, args.bind)
+        return _launch(args)
     except KeyboardInterrupt:
         print("\ninterrupted; nothing of it is left running", file=sys.stderr)
         return 130
+
+
+def _launch(args: argparse.Namespace) -> int:
+    data = ROOT / "data" / args.preset
+    overrides = [f"data.path={data}", f"ray.workers={WORKERS}", *args.overrides]
+    train = [sys.executable, "-m", "invdist.train", "--config", str(ROOT / "configs" / "local.yaml"), *overrides]
+    # Wrong settings are told before anything is made or started, with their own exit code.
+    checked = subprocess.run([*train, "--print-config"], stdout=subprocess.DEVNULL)
+    if checked.returncode:
+        return checked.returncode
+    if not any(override.startswith("data.path=") for override in args.overrides):
+        _prepare(data, args.preset)
+    return _run(train, args.bind)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -49,3 +49,13 @@ def shared_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("INVDIST_DATA does not name a folder with the real data sets")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest synthetic data set."""
+    from invdist import prepare
+
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    assert prepare.main(["synthetic", "--output", str(folder), "preset=tiny"]) == 0
+    return folder

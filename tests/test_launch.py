@@ -1,0 +1,471 @@
+"""Launching: set-up that installs once and in order, a Ray that stays private and goes, recipes that are valid."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from invdist import config, local, private_ray, train
+from tests.conftest import REPOSITORY
+
+LAUNCH = REPOSITORY / "launch"
+
+
+# Set-up: a stand-in for Python that writes down what it is asked to do.
+
+_STAND_IN = """#!/usr/bin/env bash
+case "$1 $2" in
+  "-c "*) exit 0 ;;
+  "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "venv" >>"$LOG" ;;
+  "-m pip")
+    [ "$3" = --version ] && { [ "$(dirname "$0")" != "$TOOLS" ]; exit; }
+    for last; do :; done
+    case "$*" in *--no-deps*) last="--no-deps $last" ;; esac
+    echo "pip $last" >>"$LOG"
+    [ "$last" != "${FAIL:-}" ] || { echo "no such wheel"; exit 1; } ;;
+esac
+"""
+
+
+class SetUp:
+    """Runs launch/_setup.sh of a copied checkout with the stand-in for Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.tools, self.log = folder / "checkout", folder / "tools", folder / "log"
+        (self.root / "launch").mkdir(parents=True)
+        (self.root / "launch" / "_setup.sh").write_bytes((LAUNCH / "_setup.sh").read_bytes())
+        (self.root / "pyproject.toml").write_text("[project]")
+        self.tools.mkdir()
+        self.tool("stand-in", _STAND_IN)
+
+    def tool(self, name: str, text: str) -> None:
+        file = self.tools / name
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def run(self, extra: str = "", **environment: str) -> tuple[int, list[str], str]:
+        """Exit code, what was installed in order, and what was said."""
+        self.log.write_text("")
+        variables = {
+            "PATH": f"{self.tools}:/usr/bin:/bin",
+            "LOG": str(self.log),
+            "TOOLS": str(self.tools),
+            "INVDIST_PYTHON": str(self.tools / "stand-in"),
+        }
+        script = f'ROOT={self.root} EXTRA={extra}; . "$ROOT/launch/_setup.sh"; echo "PYTHON=$PYTHON"'
+        command = ["bash", "-euo", "pipefail", "-c", script]
+        done = subprocess.run(command, env=variables | environment, capture_output=True, text=True)
+        return done.returncode, self.log.read_text().splitlines(), done.stdout + done.stderr
+
+
+@pytest.fixture
+def set_up(tmp_path: Path) -> SetUp:
+    """A set-up in a folder of its own."""
+    return SetUp(tmp_path)
+
+
+def test_set_up_installs_exact_torch_first_and_torchrec_without_its_requirements(set_up: SetUp) -> None:
+    code, installed, said = set_up.run()
+    assert code == 0, said
+    root = str(set_up.root)
+    assert installed == ["venv", "pip torch==2.13.0", f"pip {root}[cpu]", "pip --no-deps torchrec==1.8.0"]
+    assert f"PYTHON={root}/.venv/bin/python" in said
+
+
+def test_set_up_takes_the_gpu_stack_where_a_gpu_is_seen(set_up: SetUp) -> None:
+    set_up.tool("nvidia-smi", "#!/bin/sh\necho 'GPU 0: some'\n")
+    _, installed, _ = set_up.run("dev")
+    assert installed == ["venv", "pip torch==2.13.0", f"pip {set_up.root}[gpu,dev]"]
+
+
+def test_a_second_set_up_installs_nothing_until_the_requirements_change(set_up: SetUp) -> None:
+    set_up.run("dev")
+    assert set_up.run("dev")[1] == []
+    assert set_up.run()[1] == [], "the tools of development include what a run needs"
+    (set_up.root / "pyproject.toml").write_text("[project] # changed")
+    assert set_up.run()[1][0] == "pip torch==2.13.0"
+
+
+def test_an_interrupted_or_failed_install_is_done_again_and_shows_why(set_up: SetUp) -> None:
+    code, _, said = set_up.run(FAIL="--no-deps torchrec==1.8.0")
+    assert code != 0
+    assert "no such wheel" in said
+    code, installed, _ = set_up.run()
+    assert code == 0
+    assert installed[-1] == "pip --no-deps torchrec==1.8.0"
+
+
+def test_an_environment_of_the_users_own_is_used_as_it_is(set_up: SetUp, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "bin").mkdir(parents=True)
+    (own / "bin" / "python").symlink_to(sys.executable)
+    code, installed, said = set_up.run(INVDIST_VENV=str(own))
+    assert (code, installed) == (0, [])
+    assert f"PYTHON={own}/bin/python" in said
+
+
+def test_no_python_is_a_sentence(set_up: SetUp) -> None:
+    code, _, said = set_up.run(INVDIST_PYTHON="no-such-python")
+    assert code != 0
+    assert "set INVDIST_PYTHON" in said
+
+
+# The private Ray.
+
+
+def _listening(pids: set[int]) -> set[str]:
+    """Addresses on which any of the processes listens, from the kernel's tables."""
+    inodes: set[str] = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(descriptor)))
+            except OSError:
+                continue
+    addresses: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                raw = fields[1].partition(":")[0]
+                packed = b"".join(struct.pack("=I", int(raw[i : i + 8], 16)) for i in range(0, len(raw), 8))
+                family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+                addresses.add(socket.inet_ntop(family, packed))
+    return addresses
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_private_ray_listens_on_loopback_only_and_leaves_nothing(tmp_path: Path) -> None:
+    head = private_ray.start(1, dashboard=True)
+    try:
+        token = Path(head.environment["RAY_AUTH_TOKEN_PATH"])
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        assert stat.S_IMODE(head.folder.stat().st_mode) == 0o700
+        pids = set(head.processes())
+        addresses = _listening(pids)
+        assert addresses, "nothing was found to listen: the check itself is broken"
+        assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+        secret = token.read_text()
+        assert all(secret.encode() not in file.read_bytes() for file in head.folder.rglob("*.log"))
+        assert head.dashboard is not None
+        assert _status(head.dashboard, None) == 401
+        assert _status(head.dashboard, secret) == 200
+    finally:
+        head.close()
+    assert not any(map(_alive, pids))
+    assert not head.folder.exists()
+
+
+def _status(url: str, token: str | None) -> int:
+    import urllib.error
+    import urllib.request
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        return urllib.request.urlopen(urllib.request.Request(f"{url}/api/jobs/", headers=headers)).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_opening_beyond_this_machine_must_be_asked_for_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert local._parser().parse_args([]).bind == "127.0.0.1"
+    asked: list[str] = []
+
+    class Head:
+        dashboard, folder = "http://x", tmp_path
+
+        def close(self) -> None:
+            asked.append("closed")
+
+    monkeypatch.setattr(private_ray, "start", lambda *_, bind, **__: asked.append(bind) or Head())
+    monkeypatch.setattr(local, "_submit", lambda *_: 0)
+    assert local._run([], "127.0.0.1") == 0
+    assert "opened" not in capsys.readouterr().out
+    assert local._run([], "10.0.0.1") == 0
+    assert "opened beyond this machine" in capsys.readouterr().out
+    assert asked == ["127.0.0.1", "closed", "10.0.0.1", "closed"]
+
+
+def test_wrong_settings_are_told_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(private_ray, "start", lambda *_, **__: pytest.fail("Ray was started"))
+    monkeypatch.setattr(local, "_prepare", lambda *_: pytest.fail("data was made"))
+    assert local.main(["training.epochs=0"]) == 2
+    assert "training.epochs: expected a whole number at least 1" in capfd.readouterr().err
+
+
+class TestSignals:
+    """A launcher that is stopped or killed takes everything with it."""
+
+    def _start(self, folder: Path, tiny_data: Path) -> tuple[subprocess.Popen[str], list[str]]:
+        command = [
+            str(LAUNCH / "local.sh"),
+            f"data.path={tiny_data}",
+            "training.epochs=1000000",
+            "training.patience=1000000",
+        ]
+        environment = os.environ | {"INVDIST_VENV": sys.prefix}
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return process, []
+
+    def _read_until(self, process: subprocess.Popen[str], pattern: str, said: list[str]) -> re.Match[str]:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"ended with {process.wait()} before {pattern!r}:\n{''.join(said)}")
+
+    def _owned(self, process: subprocess.Popen[str], token: str) -> set[int]:
+        """The launcher's descendants and whatever carries its token."""
+        owned, before = {process.pid}, 0
+        while len(owned) != before:
+            before = len(owned)
+            for pid in private_ray._pids():
+                try:
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                if int(fields[1]) in owned:
+                    owned.add(pid)
+        return owned | set(private_ray._carrying(token))
+
+    def test_ctrl_c_stops_the_run_and_leaves_nothing(self, tmp_path: Path, tiny_data: Path) -> None:
+        process, said = self._start(tmp_path, tiny_data)
+        token = self._read_until(process, r"token in (\S+)", said).group(1)
+        self._read_until(process, r"rows/s", said)
+        owned = self._owned(process, token)
+        assert len(owned) > 10
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, rest
+        assert [pid for pid in owned if _alive(pid)] == []
+        assert not Path(token).parent.exists()
+        runs = list((tmp_path / "runs").iterdir())
+        assert len(runs) == 1, "the run folder is under the caller's ./runs"
+        assert list((runs[0] / "checkpoints").iterdir()), "stopped, and saved"
+
+    def test_killing_the_launcher_ends_its_ray(self, tmp_path: Path, tiny_data: Path) -> None:
+        process, said = self._start(tmp_path, tiny_data)
+        token = self._read_until(process, r"token in (\S+)", said).group(1)
+        owned = self._owned(process, token)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 30
+        while (left := [pid for pid in owned if _alive(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert left == []
+        assert list(private_ray._carrying(token)) == []
+
+
+# Recipes for clusters.
+
+
+def _commands(file: Path) -> list[list[str]]:
+    """Every `python -m invdist...` of a recipe, comments and folded lines included, as arguments."""
+    text = file.read_text()
+    if file.name == "rayjob.yaml":
+        text += yaml.safe_load(text)["spec"]["entrypoint"]
+    found = re.findall(r"python -m (invdist\.\w+[^'\"\n`]*)", text)
+    return [shlex.split(command.split("#")[0]) for command in found]
+
+
+def _inside_checkout(path: str) -> str:
+    return str(REPOSITORY / "configs" / Path(path).name)
+
+
+@pytest.mark.parametrize("name", ["ray-cluster.yaml", "rayjob.yaml", "../README.md"])
+def test_commands_of_the_recipes_exist_and_their_settings_too(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = _commands(LAUNCH / name)
+    assert commands
+    for module, *arguments in commands:
+        assert module == "invdist.train"
+        arguments[1] = _inside_checkout(arguments[1])
+        assert train.main([*arguments, "--print-config"]) == 0
+        resolved = config.from_text(capsys.readouterr().out)
+        assert resolved.ray.device == "cuda"
+
+
+def test_the_ray_cluster_recipe_follows_rays_schema_and_flags() -> None:
+    import ray
+    from ray.scripts.scripts import start
+
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
+    recipe = yaml.safe_load((LAUNCH / "ray-cluster.yaml").read_text())
+    jsonschema.validate(recipe, schema)
+    assert recipe["head_node_type"] in recipe["available_node_types"]
+    known = {option for parameter in start.params for option in parameter.opts}
+    for command in recipe["head_start_ray_commands"] + recipe["worker_start_ray_commands"]:
+        used = set(re.findall(r"--[a-z-]+", command))
+        assert used <= known, command
+    gpus = 4 * recipe["available_node_types"]["gpu"]["max_workers"]
+    assert config.load(REPOSITORY / "configs" / "multi-gpu.yaml").ray.workers <= gpus
+
+
+_POD = {
+    "type": "object",
+    "required": ["spec"],
+    "additionalProperties": False,
+    "properties": {
+        "metadata": {"type": "object"},
+        "spec": {
+            "type": "object",
+            "required": ["containers"],
+            "additionalProperties": False,
+            "properties": {
+                "containers": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "required": ["name", "image", "resources"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "name": {"type": "string"},
+                            "image": {"type": "string"},
+                            "resources": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["requests", "limits"],
+                                "properties": {
+                                    side: {"type": "object", "additionalProperties": {"type": "string"}}
+                                    for side in ("requests", "limits")
+                                },
+                            },
+                            "volumeMounts": {
+                                "type": "array",
+                                "items": {"type": "object", "required": ["name", "mountPath"]},
+                            },
+                        },
+                    },
+                },
+                "volumes": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+            },
+        },
+    },
+}
+_START = {"type": "object", "additionalProperties": {"type": "string"}}
+# The fields of ray.io/v1 RayJob that the recipe may use, from KubeRay's API reference.
+_RAYJOB: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayJob"},
+        "metadata": {"type": "object", "required": ["name"]},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["entrypoint", "rayClusterSpec"],
+            "properties": {
+                "entrypoint": {"type": "string"},
+                "submissionMode": {"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+                "shutdownAfterJobFinishes": {"type": "boolean"},
+                "ttlSecondsAfterFinished": {"type": "integer"},
+                "backoffLimit": {"type": "integer"},
+                "rayClusterSpec": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
+                    "properties": {
+                        "rayVersion": {"type": "string"},
+                        "authOptions": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {"mode": {"const": "token"}},
+                        },
+                        "headGroupSpec": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "required": ["rayStartParams", "template"],
+                            "properties": {
+                                "serviceType": {"enum": ["ClusterIP"]},
+                                "rayStartParams": _START,
+                                "template": _POD,
+                            },
+                        },
+                        "workerGroupSpecs": {
+                            "type": "array",
+                            "minItems": 1,
+                            "items": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["groupName", "replicas", "rayStartParams", "template"],
+                                "properties": {
+                                    "groupName": {"type": "string"},
+                                    "replicas": {"type": "integer"},
+                                    "minReplicas": {"type": "integer"},
+                                    "maxReplicas": {"type": "integer"},
+                                    "rayStartParams": _START,
+                                    "template": _POD,
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_the_rayjob_manifest_is_valid_and_has_the_gpus_it_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    import ray
+    from ray.scripts.scripts import start
+
+    manifest = yaml.safe_load((LAUNCH / "rayjob.yaml").read_text())
+    jsonschema.validate(manifest, _RAYJOB)
+    cluster = manifest["spec"]["rayClusterSpec"]
+    assert cluster["rayVersion"].rpartition(".")[0] == ray.__version__.rpartition(".")[0]
+    assert cluster["authOptions"] == {"mode": "token"}
+    known = {option.removeprefix("--") for parameter in start.params for option in parameter.opts}
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        assert set(group["rayStartParams"]) <= known
+        pod = group["template"]["spec"]
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+    worker = cluster["workerGroupSpecs"][0]
+    limits = worker["template"]["spec"]["containers"][0]["resources"]["limits"]
+    module, *arguments = shlex.split(manifest["spec"]["entrypoint"])[2:]
+    arguments[1] = _inside_checkout(arguments[1])
+    assert train.main([*arguments, "--print-config"]) == 0
+    asked = config.from_text(capsys.readouterr().out).ray
+    assert module == "invdist.train"
+    assert worker["replicas"] * int(limits["nvidia.com/gpu"]) == asked.workers
+    assert worker["replicas"] * int(limits["cpu"]) >= asked.workers * asked.cpus_per_worker
+
+
+def test_the_launcher_explains_itself() -> None:
+    help_text = local._parser().format_help()
+    for word in ("launch/local.sh method=none", "--bind", "INVDIST_PYTHON", "./runs", "Exit code"):
+        assert word in help_text
+    assert isinstance(local._parser(), argparse.ArgumentParser)
