@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from invdist.data import hashing
 from invdist.data.dataset import Dataset
-from invdist.data.observed import ObservedPairs
+from invdist.data.observed import TRAINING, ObservedPairs
 from invdist.data.order import ShuffledRows
 from invdist.data.sampler import Sampler
 from invdist.errors import UserError
 
+_LOG = logging.getLogger(__name__)
 _BLOCK_ROWS = 262_144
 """Labeled and unlabeled rows of a block together, unless one step alone has more."""
 _KEPT_BLOCKS = 6
@@ -44,8 +47,6 @@ class StreamSpec:
     unlabeled: UnlabeledSpec = field(default_factory=UnlabeledSpec)
     seed: int = 0
     window_rows: int = 262_144
-    align_users: bool = True
-    """Sampled rows have the user of their labeled row; otherwise the user of some other row of the step."""
 
 
 def rank_rows(rows: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -58,7 +59,7 @@ class BlockMaker:
 
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
-        self.dataset = Dataset.open(spec.path)
+        self.dataset = Dataset.open(spec.path, verify="fast")
         self._labeled = ShuffledRows(self.dataset, spec.splits, spec.seed, spec.window_rows)
         self.rows = self._labeled.rows
         self.steps = -(-self.rows // spec.batch_size)
@@ -117,14 +118,8 @@ class BlockMaker:
         # Unlabeled rows are numbered through the whole run, over all epochs.
         first = (epoch * self.rows + start) * k
         position = np.arange(first, first + len(rows["user"]) * k, dtype=np.uint64)
-        user, item = self._unlabeled(np.repeat(self._users(rows["user"]), k), position)
+        user, item = self._unlabeled(np.repeat(rows["user"], k), position)
         return {**rows, "unlabeled_user": user, "unlabeled_item": item}
-
-    def _users(self, user: np.ndarray) -> np.ndarray:
-        if self.spec.align_users:
-            return user
-        size = self.spec.batch_size
-        return np.concatenate([np.roll(user[at : at + size], 1) for at in range(0, len(user), size)])
 
     def _unlabeled(self, user: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         spec = self.spec.unlabeled
@@ -164,13 +159,27 @@ class BlockMaker:
     def _get_sampler(self) -> Sampler:
         if self._sampler is None:
             observed = ObservedPairs.of(self.dataset)
-            self._sampler = Sampler(observed, self.spec.seed, self.spec.unlabeled.popularity)
+            seed = hashing.key(self.spec.seed, *self.spec.splits)
+            self._sampler = Sampler(observed, seed, self.spec.unlabeled.popularity)
+            if self._sampler.saturated_users:
+                _LOG.warning(
+                    "%d users have observed every item; their sampled rows go to the next user who has not",
+                    self._sampler.saturated_users,
+                )
         return self._sampler
 
 
 def _check_unlabeled(dataset: Dataset, spec: UnlabeledSpec) -> None:
-    if spec.source != "sampled" and not (spec.source == "mix" and spec.mix == 0) and not dataset.rows["unclear"]:
+    exposures = {"exposures": 1.0, "sampled": 0.0, "mix": spec.mix}[spec.source]
+    if exposures > 0 and not dataset.rows["unclear"]:
         raise UserError(
             f"{dataset.path} has no unclear exposures to draw unlabeled rows from; use unlabeled.source=sampled, "
             "or prepare with label_fraction below 1"
+        )
+    # A pair stands in one split only, so rows are pairs.
+    observed = sum(dataset.rows[split] for split in TRAINING)
+    if exposures < 1 and observed >= dataset.users * dataset.items:
+        raise UserError(
+            f"{dataset.path}: all {dataset.users} x {dataset.items} pairs were observed in training, none is left "
+            "to sample; use unlabeled.source=exposures"
         )

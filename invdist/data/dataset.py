@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from invdist.data.schema import MANIFEST, SPLITS, VERSION
+from invdist.data.schema import MANIFEST, SCHEMAS, SPLITS, VERSION
 from invdist.data.verify import verify_manifest, verify_shards
 from invdist.errors import UserError
 
@@ -40,13 +40,13 @@ class Dataset:
     def open(
         cls,
         path: str,
-        verify: Literal["full", "fast"] = "fast",
+        verify: Literal["full", "fast"] = "full",
         filesystem: pafs.FileSystem | None = None,
     ) -> Dataset:
         """Opens the data set at `path`, a local folder, a URI, or a path inside `filesystem`.
 
-        `fast` checks the manifest and that every shard is there with its size; `full` reads every shard and checks
-        columns, types, ranges and checksums as well. Raises `UserError` naming the file, and the row, that is wrong.
+        `full` reads every shard and checks columns, types, ranges and checksums; `fast` checks the manifest and that
+        every file is there with its size. Raises `UserError` naming the file, and the row, that is wrong.
         """
         path = str(path)
         filesystem, root = _locate(path, filesystem)
@@ -78,8 +78,6 @@ class Dataset:
             with self.parquet(shard["file"]) as file:
                 tables.append(file.read(columns=list(columns) if columns else None))
         if not tables:
-            from invdist.data.schema import SCHEMAS
-
             empty = SCHEMAS[split].empty_table()
             return empty.select(list(columns)) if columns else empty
         return pa.concat_tables(tables)

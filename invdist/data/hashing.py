@@ -9,6 +9,7 @@ import hashlib
 
 import numpy as np
 
+_WORD = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -26,7 +27,7 @@ def mix(sequence: int, counter: np.ndarray) -> np.ndarray:
         word = counter.astype(np.uint64)  # a copy, so the steps below may work in place
         word += np.uint64(1)
         word *= _GOLDEN
-        word += np.uint64(sequence)
+        word += np.uint64(sequence & _WORD)
         word ^= word >> np.uint64(30)
         word *= _FIRST
         word ^= word >> np.uint64(27)

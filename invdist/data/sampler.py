@@ -18,12 +18,12 @@ class Sampler:
     Every draw is a hash of (seed, position): the same positions give the same items, in any grouping. Draws that hit
     an observed pair are repeated at most 12 times; what is still left (users who have seen nearly everything) is drawn
     from the listed unseen items of the user, with the same chances. A user who has seen *everything* has nothing to
-    draw: the row goes to the next user (by index, round the end) who has. Such rows are counted in `moved_rows`.
+    draw: the row goes to the next user (by index, round the end) who has; `saturated_users` counts such users.
     """
 
     def __init__(self, observed: ObservedPairs, seed: int, popularity: float = 0.0) -> None:
         self.observed = observed
-        self.moved_rows = 0
+        self.saturated_users = int(np.count_nonzero(np.diff(observed.offsets) >= observed.items))
         self._key = hashing.key(seed, "sampler")
         self._substitute = _substitutes(observed)
         self._cdf: np.ndarray | None = None
@@ -31,17 +31,16 @@ class Sampler:
             # One is added to every count: an item never shown can be drawn too.
             weight = (np.bincount(observed.seen, minlength=observed.items) + 1.0) ** popularity
             cdf = np.cumsum(weight)
-            self._cdf = cdf / cdf[-1]
+            cdf /= cdf[-1]
             # Where to start looking, for each of many equal slices of [0, 1): one step replaces a long search.
-            self._guide = np.searchsorted(self._cdf, np.linspace(0, 1, 2 * observed.items, endpoint=False), "right")
+            self._guide = np.searchsorted(cdf, np.linspace(0, 1, 2 * observed.items, endpoint=False), "right")
+            self._cdf = cdf
 
     def sample(self, user: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(user, item), int64, one unobserved pair for each entry of `user`; `position` (uint64) is its place."""
         user = user.astype(np.int64)
         if self._substitute is not None:
-            moved = self._substitute[user]
-            self.moved_rows += int(np.count_nonzero(moved != user))
-            user = moved
+            user = self._substitute[user]
         item = self._draw(position, 0)
         pending = np.flatnonzero(self.observed.contains(user, item))
         for attempt in range(1, _ROUNDS):
