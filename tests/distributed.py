@@ -37,7 +37,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     `function` must be importable (top level of a module). Tensors in results are fine if small; numpy is better.
     An exception on any rank is raised here with its traceback.
     """
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    # The imports take seconds; the fork server does them once for all ranks of all tests.
+    context.set_forkserver_preload(["torchrec", "invdist.engine.loop", "invdist.learning.strategies"])
     with tempfile.TemporaryDirectory() as folder:
         queue = context.Queue()
         processes = [

@@ -1,0 +1,145 @@
+"""The training loop on real gloo ranks: the same run at any number of ranks, ragged ends, stop and exact resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from invdist import config as configs
+from invdist.engine import loop
+from invdist.engine.loop import STOP_FILE, Trainer
+from tests.distributed import run_ranks
+
+# 3,600 labeled rows by 97 a step do not divide by 1, 2 or 3 ranks, and the last step has fewer rows than ranks * k.
+_SETTINGS = {
+    "data": {"batch_size": 97, "readers": 0},
+    "unlabeled": {"rate": 2},
+    "rows": {"dim": 8, "sharding": "row_wise"},
+    "training": {"epochs": 2, "patience": 5, "log_every": 1},
+    "optimizer": {"gamma": 0.01},
+    "ig": {"alpha_ratio": 1.0},
+}
+
+
+def _trainer(data: str, run: Path, **changes: Any) -> Trainer:
+    overrides = [f"data.path={data}", *(f"{key.replace('__', '.')}={value}" for key, value in changes.items())]
+    return Trainer(configs.from_mapping(_SETTINGS, overrides), run, device=torch.device("cpu"))
+
+
+def _weights(trainer: Trainer) -> np.ndarray:
+    """All rows of both tables and the dense weights as one vector, the same at any number of ranks."""
+    rows = trainer.model.rows
+    layout, parts = rows.layout, []
+    for table in layout.tables:
+        whole = torch.zeros(table.rows, table.columns)
+        for shard in layout.on(trainer.comm.rank):
+            if shard.table == table.name:
+                part = rows.arena[shard.base : shard.base + shard.rows]
+                whole[shard.row : shard.row + shard.rows, shard.column : shard.column + shard.columns] = part
+        parts.append(trainer.comm.all_reduce(whole).wait().reshape(-1))
+    return torch.cat([*parts, *(p.detach().reshape(-1) for p in trainer.model.backbone.parameters())]).numpy()
+
+
+def _train(rank: int, world_size: int, data: str, run: str, changes: dict[str, Any]) -> dict[str, Any]:
+    trainer = _trainer(data, Path(run), **changes)
+    steps = {phase.name: stream.steps for phase, stream in zip(trainer.phases, trainer.streams, strict=True)}
+    final = trainer.fit()
+    return {"final": final, "weights": _weights(trainer), "steps": steps}
+
+
+def _events(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def test_one_two_and_three_ranks_train_the_same_model(tiny_data: Path, tmp_path: Path) -> None:
+    results, directions = [], []
+    for world_size in (1, 2, 3):
+        run = tmp_path / str(world_size)
+        ranks = run_ranks(_train, world_size, str(tiny_data), str(run), {})
+        for rank in ranks[1:]:
+            assert rank["final"]["test"] == ranks[0]["final"]["test"]
+        results.append(ranks[0])
+        directions.append([event["direction"] for event in _events(run, "step") if "direction" in event])
+        epochs = _events(run, "epoch")
+        # No row is lost at a ragged end: 3,240 training-train rows and 360 training-test rows, every epoch.
+        assert [epoch["rows"] for epoch in epochs] == [3600, 3600]
+        assert sum(epochs[0]["directions"].values()) == ranks[0]["steps"]["phase2"] == -(-360 // 97)
+    for other in results[1:]:
+        np.testing.assert_allclose(other["weights"], results[0]["weights"], atol=1e-5)
+        assert other["final"]["test"]["auc"] == pytest.approx(results[0]["final"]["test"]["auc"], abs=1e-4)
+    assert directions[0] == directions[1] == directions[2]
+
+
+def _interrupted(rank: int, world_size: int, data: str, run: str, changes: dict[str, Any], stop_after: int) -> Any:
+    loop._CONTROL_STEPS = 1
+    trainer = _trainer(data, Path(run), **changes)
+    count = itertools.count(1)
+    step = trainer._step
+
+    def counted(*args: Any) -> Any:
+        if next(count) == stop_after and rank == 0:
+            (Path(run) / STOP_FILE).touch()
+        return step(*args)
+
+    trainer._step = counted
+    return trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("changes", "stop_after"),
+    [({"method": "ig", "ig__phase2_passes": 2}, 36), ({"method": "none", "model": "neumf", "tower__dropout": 0.3}, 11)],
+    ids=["ig in the second pass of phase 2", "neumf with dropout"],
+)
+def test_a_stopped_run_resumes_to_identical_weights(
+    tiny_data: Path, tmp_path: Path, changes: dict[str, Any], stop_after: int
+) -> None:
+    whole = run_ranks(_train, 2, str(tiny_data), str(tmp_path / "whole"), changes)
+    run = tmp_path / "stopped"
+    stopped = run_ranks(_interrupted, 2, str(tiny_data), str(run), changes, stop_after)
+    assert stopped[0] == {"stopped": True, "global_step": stop_after}
+    (run / STOP_FILE).unlink()
+    resumed = run_ranks(_train, 2, str(tiny_data), str(run), changes)
+    np.testing.assert_array_equal(resumed[0]["weights"], whole[0]["weights"])
+    assert resumed[0]["final"]["test"] == whole[0]["final"]["test"]
+    assert resumed[0]["final"]["directions"] == whole[0]["final"]["directions"]
+    # Every row of the interrupted epoch was seen once: its account, resumed, is that of the whole run.
+    assert [e["rows"] for e in _events(run, "epoch")] == [e["rows"] for e in _events(tmp_path / "whole", "epoch")]
+
+
+def test_a_run_resumes_at_another_number_of_ranks(tiny_data: Path, tmp_path: Path) -> None:
+    whole = run_ranks(_train, 1, str(tiny_data), str(tmp_path / "whole"), {})
+    run = tmp_path / "stopped"
+    run_ranks(_interrupted, 3, str(tiny_data), str(run), {}, 50)
+    (run / STOP_FILE).unlink()
+    resumed = run_ranks(_train, 2, str(tiny_data), str(run), {})
+    np.testing.assert_allclose(resumed[0]["weights"], whole[0]["weights"], atol=1e-5)
+
+
+def _diverge(rank: int, world_size: int, data: str, run: str) -> str:
+    trainer = _trainer(data, Path(run), checkpoint__every_steps=10)
+    step = trainer._step
+
+    def poisoned(phase: Any, batch: Any, exchange: Any) -> Any:
+        if phase.name == "phase2":
+            batch.label.fill_(float("nan"))
+        return step(phase, batch, exchange)
+
+    trainer._step = poisoned
+    with pytest.raises(loop.TrainingDiverged) as error:
+        trainer.fit()
+    return str(error.value)
+
+
+def test_divergence_says_where_and_keeps_the_last_checkpoint(tiny_data: Path, tmp_path: Path) -> None:
+    message = run_ranks(_diverge, 1, str(tiny_data), str(tmp_path / "run"))[0]
+    assert "step 34 (epoch 0, phase2)" in message
+    assert "not finite at any candidate" in message
+    assert "step-" in message
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
