@@ -43,9 +43,7 @@ _PATIENCE_S = 90.0
 def find_chromium() -> str | None:
     """The browser's path: `$INVDIST_CHROMIUM`, or the first of the usual names; None if there is none."""
     chosen = os.environ.get("INVDIST_CHROMIUM")
-    return (
-        shutil.which(chosen) if chosen else next((path for path in map(shutil.which, _NAMES) if path), None)
-    )
+    return shutil.which(chosen) if chosen else next((path for path in map(shutil.which, _NAMES) if path), None)
 
 
 class Browser:
@@ -85,9 +83,7 @@ class Browser:
         os.close(self._in)
         shutil.rmtree(self._profile, ignore_errors=True)
 
-    def open(
-        self, url: str, width: int = 1400, height: int = 1000, *, dark: bool = False, phone: bool = False
-    ) -> Page:
+    def open(self, url: str, width: int = 1400, height: int = 1000, *, dark: bool = False, phone: bool = False) -> Page:
         """Opens a page of the given size in CSS pixels and waits until it has loaded."""
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
@@ -103,9 +99,7 @@ class Browser:
         page.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
         return page
 
-    def call(
-        self, method: str, options: dict[str, Any] | None = None, session: str | None = None
-    ) -> dict[str, Any]:
+    def call(self, method: str, options: dict[str, Any] | None = None, session: str | None = None) -> dict[str, Any]:
         """Sends one command and gives its result; events that arrive meanwhile are kept in `events`."""
         self._next += 1
         command: dict[str, Any] = {"id": self._next, "method": method, "params": options or {}}
@@ -128,9 +122,7 @@ class Browser:
             ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
             part = os.read(self._in, 1 << 20) if ready else b""
             if not part:
-                raise UserError(
-                    f"the browser {'ended' if ready else 'did not answer'}; is {find_chromium()} whole?"
-                )
+                raise UserError(f"the browser {'ended' if ready else 'did not answer'}; is {find_chromium()} whole?")
             self._received += part
         message, _, self._received = self._received.partition(b"\0")
         return json.loads(message)

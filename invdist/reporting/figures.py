@@ -142,15 +142,12 @@ def annotation_histograms(history: History, weight: str = "w1") -> go.Figure | N
                 x=[(low + high) / 2 for low, high in itertools.pairwise(edges)],
                 y=[count / total for count in counts],
                 width=[high - low for low, high in itertools.pairwise(edges)],
-                customdata=[
-                    [low, high, count] for low, high, count in zip(edges, edges[1:], counts, strict=False)
-                ],
+                customdata=[[low, high, count] for low, high, count in zip(edges, edges[1:], counts, strict=False)],
                 name=f"epoch {epochs[event]['epoch']}",
                 opacity=0.65,
                 marker={"color": color},
                 hovertemplate=(
-                    weight
-                    + " %{customdata[0]:.2f} to %{customdata[1]:.2f}<br>%{y:.1%} (%{customdata[2]:,} rows)"
+                    weight + " %{customdata[0]:.2f} to %{customdata[1]:.2f}<br>%{y:.1%} (%{customdata[2]:,} rows)"
                     "<extra>%{fullData.name}</extra>"
                 ),
             )

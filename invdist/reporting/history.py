@@ -144,9 +144,7 @@ def read_events(path: Path) -> list[Event]:
         except json.JSONDecodeError as error:
             if number == len(lines):
                 break
-            raise UserError(
-                f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})"
-            ) from None
+            raise UserError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None
         problem = _problem(event)
         if problem:
             raise UserError(f"{path}, line {number}: {problem}")

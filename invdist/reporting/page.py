@@ -19,9 +19,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 """The browser itself refuses anything from outside the file."""
 
 
-def write_report(
-    run: str | Path, compare: Sequence[str | Path] = (), output: str | Path | None = None
-) -> Path:
+def write_report(run: str | Path, compare: Sequence[str | Path] = (), output: str | Path | None = None) -> Path:
     """Writes the report of `run`, beside those of `compare`, to `output` or RUN/report.html; gives its path.
 
     The file appears whole or not at all.

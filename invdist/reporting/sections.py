@@ -78,9 +78,7 @@ def _cards(history: History) -> str:
     split = "test" if final.get("test") else "valid"
     metrics = final.get(split) or last.get("valid") or {}
     cards = [
-        (number(metrics[name]), f"{split} {metric_title(name, history.ndcg_k)}")
-        for name in METRICS
-        if name in metrics
+        (number(metrics[name]), f"{split} {metric_title(name, history.ndcg_k)}") for name in METRICS if name in metrics
     ]
     if final.get("best_epoch") is not None:
         cards.append((str(final["best_epoch"]), "best epoch"))
@@ -109,9 +107,7 @@ def _results(runs: Sequence[History]) -> str:
     return f"<h2>Results</h2>{tables}{note(_LEFT_OUT)}{floor}"
 
 
-def _result_table(
-    runs: Sequence[History], measured: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> Html:
+def _result_table(runs: Sequence[History], measured: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Html:
     heads = [head(name) for name in ("run", "method", "model")]
     heads += [head(metric_title(name, runs[0].ndcg_k), "number") for name in names]
     rows = []
@@ -145,8 +141,7 @@ def _curves(runs: Sequence[History], figures: Figures) -> str:
 
 def _directions(history: History, figures: Figures) -> str:
     totals = (history.final or {}).get("directions") or {
-        name: sum((event.get("directions") or {}).get(name, 0) for event in history.epochs)
-        for name in draw.DIRECTIONS
+        name: sum((event.get("directions") or {}).get(name, 0) for event in history.epochs) for name in draw.DIRECTIONS
     }
     caption = f"{_TIMELINE} {_thinned(len(history.direction_steps), 'steps')}"
     timeline, counts = draw.direction_timeline(history), draw.direction_counts(history)
@@ -235,9 +230,7 @@ def _environment(history: History) -> str:
     return f"<h2>Environment</h2>{key_values(shown)}" if shown else ""
 
 
-def _figure(
-    name: str, title: str, figure: go.Figure | None, caption: str, figures: Figures, wide: bool = False
-) -> str:
+def _figure(name: str, title: str, figure: go.Figure | None, caption: str, figures: Figures, wide: bool = False) -> str:
     if figure is None:
         return ""
     figures[name] = str(figure.to_json())

@@ -1,0 +1,88 @@
+"""The formulas against what the engine itself counts while it trains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from invdist.planning.estimate import backbone_size
+from invdist.planning.formulas import Job, Spread, ig_traffic, plain_traffic
+from tests.distributed import run_ranks
+
+RANKS, USERS, ITEMS, DIM, PAIRS, RATE = 2, 12, 24, 32, 24, 2
+SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
+CANDIDATES = [-3.0, -1.0, 0.0, 1.0]
+
+
+def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int, list[list[int]]]]:
+    """Bytes and collectives of one step of each kind, and the owners of each table's pieces."""
+    from invdist.data.stream import Batch
+    from invdist.learning.registry import STRATEGIES
+    from invdist.learning.strategy import Setting
+    from invdist.model.build import ModelSpec, build_recommender
+
+    counted = {}
+    # Every row is asked for equally often, so each owner's share is exactly the expected one.
+    batch = Batch(
+        user=torch.arange(PAIRS) % USERS,
+        item=torch.arange(PAIRS) % ITEMS,
+        label=(torch.arange(PAIRS) % 2).float(),
+        unlabeled_user=torch.arange(PAIRS * RATE) % USERS,
+        unlabeled_item=torch.arange(PAIRS * RATE) % ITEMS,
+        global_rows=PAIRS * ranks,
+        step=0,
+    )
+    for sharding in SHARDINGS:
+        spec = ModelSpec(users=USERS, items=ITEMS, dim=DIM, batch_size=PAIRS * ranks, sharding=sharding)
+        model = build_recommender(spec, torch.device("cpu"))
+        layout = model.rows.layout
+        owners = [[shard.rank for shard in layout.of(table)] for table in ("user", "item")]
+        for method, phase in (("none", 0), ("ig", 1)):
+            options = {"candidates": CANDIDATES} if method == "ig" else {}
+            setting = Setting(
+                options=STRATEGIES.config_type(method)(**options),
+                unlabeled_rate=RATE,
+                gamma=1e-3,
+                users=USERS,
+                items=ITEMS,
+            )
+            strategy = STRATEGIES.build(method, setting, model)
+            chosen = strategy.phases()[phase]
+            before = model.comm.traffic.bytes, model.comm.traffic.collectives
+            exchange = model.exchange(*strategy.groups(chosen, batch)).finish()
+            strategy.step(chosen, batch, exchange)
+            counted[sharding, method] = (
+                model.comm.traffic.bytes - before[0],
+                model.comm.traffic.collectives - before[1],
+                owners,
+            )
+    return counted
+
+
+@pytest.fixture(scope="module")
+def counted() -> list[dict[tuple[str, str], tuple[int, int, list[list[int]]]]]:
+    return run_ranks(_count_bytes, RANKS)
+
+
+@pytest.mark.parametrize("method", ["none", "ig"])
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_the_engine_sends_what_the_formula_says(counted: list, sharding: str, method: str) -> None:
+    columns, dense, saved = backbone_size("gmf", DIM)
+    job = Job(
+        users=USERS,
+        items=ITEMS,
+        columns=columns,
+        dense=dense,
+        saved=saved,
+        batch=PAIRS * RANKS,
+        ranks=RANKS,
+        rate=RATE,
+        candidates=len(CANDIDATES),
+    )
+    for rank, by_kind in enumerate(counted):
+        sent, collectives, owners = by_kind[sharding, method]
+        spreads = [Spread(sharding, columns, tuple(table)) for table in owners]
+        expected = (ig_traffic if method == "ig" else plain_traffic)(job, spreads, rank)
+        # The engine rounds each all-reduce down to whole bytes.
+        assert sent == pytest.approx(expected.total, abs=3), f"rank {rank}"
+        assert collectives == expected.all_to_alls + expected.all_reduces
