@@ -1,0 +1,30 @@
+"""A strategy of somebody else, in one file: log-loss with smoothed labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from invdist.learning.losses import log_loss
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Strategy
+from invdist.model.exchange import Exchange
+from invdist.settings import Share
+
+
+@STRATEGIES.register("smoothed")
+class SmoothedLabels(Strategy):
+    """Labels are pulled towards one half."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        """Options of label smoothing."""
+
+        amount: Share = 0.1
+        """How far labels are pulled: 0 leaves them, 1 makes all of them one half."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", LABELED),)
+
+    def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
+        label = batch.label + self.options.amount * (0.5 - batch.label)
+        return self.gamma_step(lambda logits: log_loss(logits, label), exchange)
