@@ -12,6 +12,7 @@ from invdist.learning.losses import log_loss
 from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
 from invdist.model.exchange import Exchange, Pairs
+from invdist.model.frozen import Additive, FrozenModel
 from invdist.model.recommender import Recommender
 from invdist.settings import Positive
 
@@ -24,7 +25,7 @@ class Means(Strategy):
     class Config:
         """Options of the means."""
 
-        smoothing: Positive = 5.0
+        smoothing: Positive = 10.0
         """Rows at the overall mean that are added to each user and each item."""
 
     def __init__(self, setting: Setting, model: Recommender) -> None:
@@ -58,6 +59,11 @@ class Means(Strategy):
     def score(self, pairs: Pairs) -> Tensor:
         return self._logit[pairs.user] + self._logit[pairs.item + self.setting.users] - self._overall
 
+    @classmethod
+    def frozen(cls, options: Config, users: int, state: Mapping[str, Tensor]) -> FrozenModel:
+        logit, overall = _log_odds(state["counts"], users, options.smoothing)
+        return FrozenModel(logit[:users, None], logit[users:, None], Additive(overall))
+
     def state(self) -> Mapping[str, Tensor]:
         # What was counted so far goes to the first rank, so that it is counted once after loading, too.
         counted = self.model.comm.all_reduce(self._counting).wait()
@@ -76,10 +82,13 @@ class Means(Strategy):
     def _use(self, counts: Tensor) -> None:
         """Makes scores from whole counts."""
         self._counts = counts
-        rows, positives = counts.unbind(1)
-        users = self.setting.users
-        # One row of each class more: a data set of one class has an overall mean within (0, 1), too.
-        overall = (positives[:users].sum() + 1) / (rows[:users].sum() + 2)
-        smoothing = self.options.smoothing
-        self._logit = torch.logit((positives + smoothing * overall) / (rows + smoothing)).float()
-        self._overall = torch.logit(overall).float()
+        self._logit, self._overall = _log_odds(counts, self.setting.users, self.options.smoothing)
+
+
+def _log_odds(counts: Tensor, users: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Log-odds of the smoothed mean of every user, then of every item; and of the overall mean."""
+    rows, positives = counts.unbind(1)
+    # One row of each class more: a data set of one class has an overall mean within (0, 1), too.
+    overall = (positives[:users].sum() + 1) / (rows[:users].sum() + 2)
+    logit = torch.logit((positives + smoothing * overall) / (rows + smoothing)).float()
+    return logit, torch.logit(overall).float()
