@@ -156,6 +156,8 @@ class TrainingConfig:
     """Steps between progress lines and step events."""
     ndcg_k: Count = 10
     """Where NDCG is cut."""
+    test: bool = True
+    """Score the test rows once, at the end; false while settings are still being chosen."""
 
 
 @dataclass(kw_only=True, slots=True)

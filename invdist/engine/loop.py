@@ -94,8 +94,11 @@ class Trainer:
         self.position = Position()
         self.progress, self.outcome = Progress(), Outcome()
 
-    def fit(self) -> dict[str, Any]:
-        """Trains to the end, or to a stop asked for; gives the fields of the final event."""
+    def fit(self, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """Trains to the end, or to a stop asked for; gives the fields of the final event.
+
+        `on_epoch` is called on every rank with the validation metrics of each epoch, once it is saved.
+        """
         self._restore()
         self._announce()
         scorer = self._scorer("valid")
@@ -104,7 +107,9 @@ class Trainer:
             while self.position.epoch < self.config.training.epochs and not self._out_of_patience():
                 if not self._epoch():
                     return self._stopped()
-                self._end_epoch(scorer, probe)
+                valid = self._end_epoch(scorer, probe)
+                if on_epoch is not None:
+                    on_epoch(valid)
             return self._finish(scorer, probe)
         finally:
             self.store.wait()
@@ -181,7 +186,7 @@ class Trainer:
 
     # The end of an epoch
 
-    def _end_epoch(self, scorer: SplitScorer, probe: Probe) -> None:
+    def _end_epoch(self, scorer: SplitScorer, probe: Probe) -> dict[str, float]:
         self.strategy.end_epoch()
         started = time.perf_counter()
         valid = scorer.metrics()
@@ -216,6 +221,7 @@ class Trainer:
         self.progress = Progress()
         self._advance(epoch=self.position.epoch + 1, phase=0, pass_index=0, step=0)
         self._save(metric)
+        return valid
 
     def _finish(self, scorer: SplitScorer, probe: Probe) -> dict[str, Any]:
         """Goes back to the best epoch, touches the test rows once, and writes the final event."""
@@ -223,11 +229,12 @@ class Trainer:
         best = self.store.best()
         if best is not None:
             self.store.load(best, self.model, self.strategy)
+        tested = self.config.training.test and self.dataset.rows.get("test")
         final = {
             "method": self.config.method,
             "model": self.config.model,
             "valid": scorer.metrics(),
-            "test": self._scorer("test").metrics() if self.dataset.rows.get("test") else None,
+            "test": self._scorer("test").metrics() if tested else None,
             "annotations": probe.annotations(),
             "best_epoch": self.outcome.best_epoch,
             "epochs": self.position.epoch,

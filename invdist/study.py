@@ -1,0 +1,91 @@
+"""Compares strategies on the same data: tuned alike on Ray Tune, selected on validation, tested once, over seeds.
+
+python -m invdist.study --config configs/study/ml1m-sparse.yaml [key=value ...]
+python -m invdist.study --config configs/study/ml1m-sparse.yaml --resume
+python -m invdist.study --config configs/study/ml1m-sparse.yaml --data data/mine name=mine
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+
+from invdist.errors import exit_on_user_error
+from invdist.install import check_stack
+
+
+@exit_on_user_error
+def main(argv: Sequence[str] | None = None) -> int:
+    """Checks everything, runs the study and prints its tables; 0 when done, 130 when interrupted."""
+    args = _parser().parse_intermixed_args(argv)
+    check_stack()
+    from invdist.studying import run as running
+    from invdist.studying.spec import load
+
+    study = load(args.config, args.overrides, only=args.table, data=args.data)
+    planned = running.check(study, resume=args.resume or args.report or args.plan)
+    if args.plan:
+        print("\n".join(running.plan(planned, study)))
+        return 0
+    given = [word for word in (sys.argv[1:] if argv is None else argv) if word not in ("--resume", "--report")]
+    command = shlex.join(["python", "-m", "invdist.study", *given])
+    if args.report:
+        print(running.rewrite(study, command=command, say=_say).read_text())
+        return 0
+    with _connected(running.cpus(study)):
+        from invdist.studying.tuning import Interrupted
+
+        try:
+            path = running.run(study, resume=args.resume, command=command, say=_say)
+        except (Interrupted, KeyboardInterrupt):
+            print(f"interrupted; what is done is kept. Continue with: {command} --resume", file=sys.stderr)
+            return 130
+    print(f"\n{path.read_text()}\nresults: {path}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="invdist study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the study")
+    parser.add_argument("--resume", action="store_true", help="continue: trials that have a result are not run again")
+    parser.add_argument(
+        "--table", action="append", metavar="NAME", help="only this table of the study; may be repeated"
+    )
+    parser.add_argument("--data", metavar="PATH", help="make the study's first table on this prepared data set instead")
+    parser.add_argument("--plan", action="store_true", help="check everything, show the trials, and stop")
+    parser.add_argument("--report", action="store_true", help="write the results of what was run, and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
+    from invdist.settings import describe
+    from invdist.studying.spec import Study
+
+    parser.epilog = f"keys of a study:\n\n{describe(Study)}"
+    return parser
+
+
+@contextlib.contextmanager
+def _connected(cpus: int) -> Iterator[None]:
+    """Connects to the cluster this process belongs to, or starts a Ray of its own for as long as it takes."""
+    from invdist.engine.ray_backend import inside_cluster
+    from invdist.private_ray import private_ray
+
+    with contextlib.ExitStack() as stack:
+        if not inside_cluster():
+            stack.enter_context(private_ray(cpus=cpus))
+        import ray
+
+        ray.init(log_to_driver=False, ignore_reinit_error=True, logging_level="WARNING")
+        stack.callback(ray.shutdown)
+        yield
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

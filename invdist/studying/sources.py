@@ -1,0 +1,74 @@
+"""The data sets of a study's tables: given by path, or prepared once into a cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from invdist.data.dataset import Dataset
+from invdist.data.kinds import KINDS
+from invdist.data.pipeline import prepare
+from invdist.errors import UserError
+from invdist.settings import build
+from invdist.studying.spec import Recipe, Source, Table
+
+DATA_VARIABLE = "INVDIST_DATA"
+_FILES = ("valid_file", "test_file")
+
+
+def check(table: Table) -> None:
+    """Raises `UserError` if the data set of a table cannot be had, without preparing anything."""
+    if table.data.prepare is not None:
+        _options(table.data.prepare, table.name)
+    else:
+        Dataset.open(str(table.data.path), verify="fast")
+
+
+def open_source(source: Source, table: str, cache: Path, say: Callable[[str], None] = print) -> Dataset:
+    """The data set of a table, its recipe carried out first if that was not done before."""
+    if source.path is not None:
+        path = source.path if "://" in source.path else str(Path(source.path).absolute())
+        return Dataset.open(path, verify="full")
+    recipe = source.prepare
+    assert recipe is not None
+    options, inputs = _options(recipe, table)
+    settings = {**recipe.options, "kind": recipe.kind, "input": recipe.input}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    output = cache.absolute() / f"{recipe.kind}-{digest}"
+    if not output.exists():
+        say(f"{table}: preparing {recipe.kind} into {output}")
+        prepare(
+            options.open(inputs),
+            options.labeling(),
+            options.cut(),
+            output,
+            given=options.given(),
+            shard_rows=options.shard_rows,
+        )
+    return Dataset.open(str(output), verify="fast")
+
+
+def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:
+    if recipe.kind not in KINDS:
+        raise UserError(f"table {table}: {recipe.kind!r} is no kind of log; expected {', '.join(KINDS)}")
+    mapping = dict(recipe.options)
+    for name in _FILES:
+        if name in mapping:
+            mapping[name] = str(_found(mapping[name], table))
+    options = build(KINDS[recipe.kind], mapping, source=f"table {table}, prepare")
+    return options, [_found(name, table) for name in recipe.input]
+
+
+def _found(name: str, table: str) -> Path:
+    """A raw file by its own path, or inside the folder that INVDIST_DATA names."""
+    folder = os.environ.get(DATA_VARIABLE)
+    places = [Path(name), *([Path(folder) / name] if folder else [])]
+    for place in places:
+        if place.exists():
+            return place
+    hint = "is not there either" if folder else f"set {DATA_VARIABLE} to the folder that has it"
+    raise UserError(f"table {table}: {name} not found, and {hint if not folder else f'{folder}/{name} {hint}'}")

@@ -1,0 +1,168 @@
+"""Which trials a study consists of: cases (rows of a table), and the points of the space that each may take."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from invdist import config as configs
+from invdist.config import Config
+from invdist.errors import UserError
+from invdist.studying.spec import FLOOR, Study, Table
+
+Point = dict[str, Any]
+"""Values by dotted key."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table: a strategy on a backbone, in one of the compared variants."""
+
+    table: str
+    strategy: str
+    model: str
+    variant: tuple[tuple[str, Any], ...] = ()
+    points: tuple[Point, ...] = field(default=(), compare=False)
+    """The settings to choose from, at most `trials` of them."""
+
+    @property
+    def name(self) -> str:
+        """Names the folder of its trials."""
+        parts = [self.strategy] if self.strategy == FLOOR else [self.strategy, self.model]
+        return "-".join([*parts, *(f"{key.rpartition('.')[2]}={_short(value)}" for key, value in self.variant)])
+
+    @property
+    def label(self) -> str:
+        """The strategy with its variant, for people."""
+        shown = [f"{key.rpartition('.')[2]} {_short(value)}" for key, value in self.variant]
+        return ", ".join([self.strategy, *shown])
+
+    @property
+    def backbone(self) -> str:
+        """The backbone for people: the floor has none."""
+        return "-" if self.strategy == FLOOR else self.model
+
+
+def cases(study: Study, table: Table) -> list[Case]:
+    """The rows of a table, the floor last; every point of each is a valid training config or `UserError`."""
+    strategies = [name for name in table.strategies or study.strategies if name != FLOOR]
+    models = table.models or study.models
+    variants = [tuple(zip(study.compare, values)) for values in itertools.product(*study.compare.values())]
+    rows = [Case(table.name, s, m, v) for m in models for s in strategies for v in variants]
+    rows.append(Case(table.name, FLOOR, models[0]))
+    return [Case(row.table, row.strategy, row.model, row.variant, tuple(_points(study, table, row))) for row in rows]
+
+
+def _points(study: Study, table: Table, case: Case) -> list[Point]:
+    choices: dict[str, list[Any]] = {}
+    for block in [*study.space, *table.space]:
+        if block.concerns(case.strategy, case.model):
+            choices.update(block.choices)
+    choices.update({key: [value] for key, value in case.variant})
+    whole = math.prod(len(values) for values in choices.values())
+    where = f"space of {case.strategy} on {case.model} in table {table.name}"
+    if study.search == "grid" and whole > study.trials:
+        raise UserError(
+            f"{where}: the grid has {whole} points, trials={study.trials}; make it smaller or trials larger"
+        )
+    first = [
+        _start(choices, start.settings, where) for start in study.start if start.concerns(case.strategy, case.model)
+    ]
+    points = draw(choices, study.trials, f"{study.tuning_seed} {case.table} {case.name}", first)
+    for point in _each_value(choices):
+        resolve(study, table, case, point, 0, path="data")  # every value, drawn or not
+    for point in points:
+        resolve(study, table, case, point, 0, path="data")
+    return points
+
+
+def draw(choices: Mapping[str, list[Any]], count: int, seed: str, first: Sequence[Point] = ()) -> list[Point]:
+    """`count` different points of the product of `choices`: those of `first`, then random ones.
+
+    Where the product is no larger than `count` it is all of it, in order.
+    """
+    sizes = [len(values) for values in choices.values()]
+    whole = math.prod(sizes)
+    if whole <= count:
+        return [_at(choices, sizes, place) for place in range(whole)]
+    points: list[Point] = []
+    random_places = random.Random(seed).sample(range(whole), min(whole, count + len(first)))
+    for point in [*first, *(_at(choices, sizes, place) for place in random_places)]:
+        if point not in points:
+            points.append(point)
+    return points[:count]
+
+
+def _start(choices: Mapping[str, list[Any]], settings: Point, where: str) -> Point:
+    """A point with the given values, the first choice for all others."""
+    for key, value in settings.items():
+        if value not in choices.get(key, [value]):
+            raise UserError(f"start, {where}: {key}={value} is not among its choices {choices[key]}")
+    return {key: settings.get(key, values[0]) for key, values in choices.items()}
+
+
+def _at(choices: Mapping[str, list[Any]], sizes: list[int], place: int) -> Point:
+    point = {}
+    for (key, values), size in zip(choices.items(), sizes):
+        place, index = divmod(place, size)
+        point[key] = values[index]
+    return point
+
+
+def _each_value(choices: Mapping[str, list[Any]]) -> Iterator[Point]:
+    """Points in which every value of every choice occurs."""
+    for row in range(max((len(values) for values in choices.values()), default=0)):
+        yield {key: values[min(row, len(values) - 1)] for key, values in choices.items()}
+
+
+def resolve(
+    study: Study, table: Table, case: Case, point: Point, seed: int, *, path: str, test: bool = False
+) -> Config:
+    """The training config of a point; `UserError` names what is unknown or out of range."""
+    mapping: dict[str, Any] = {}
+    for settings in (study.base, table.base):
+        _lay_over(mapping, settings)
+    for key, value in point.items():
+        _set(mapping, key, value)
+    _lay_over(mapping, {"method": case.strategy, "model": case.model, "seed": seed, "data": {"path": path}})
+    mapping.setdefault("ray", {}).setdefault("workers", 1)
+    if mapping["ray"]["workers"] == 1:
+        mapping["data"].setdefault("readers", 0)
+    mapping.setdefault("training", {})["test"] = test
+    return configs.from_mapping(mapping, source=f"study {study.name}, table {table.name}, {case.label}")
+
+
+def identity(config: Config, fingerprint: str) -> str:
+    """What a trial is known by: its data and all its settings, but not where files lie."""
+    settings = configs.from_text(configs.dump(config))
+    settings.name, settings.runs, settings.data.path = None, "", "-"
+    text = json.dumps([configs.dump(settings), fingerprint])
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _lay_over(mapping: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(mapping.get(key), dict):
+            _lay_over(mapping[key], value)
+        elif isinstance(value, Mapping):
+            mapping[key] = {}
+            _lay_over(mapping[key], value)
+        else:
+            mapping[key] = value
+
+
+def _set(mapping: dict[str, Any], key: str, value: Any) -> None:
+    nested = value
+    for name in reversed(key.split(".")):
+        nested = {name: nested}
+    _lay_over(mapping, nested)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).replace("/", "_").replace(" ", "")

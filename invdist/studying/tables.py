@@ -1,0 +1,95 @@
+"""The results of a study as Markdown: tables, who is ahead and by how much, the selected settings, what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from invdist.reporting.tables import metric_title
+from invdist.studying.results import METRICS, Row
+from invdist.studying.spec import FLOOR, Study, Table
+from invdist.studying.statistics import paired
+
+
+def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: dict[str, Any], metric: str, k: int) -> str:
+    """The section of one table. Rows stand in the order of the study; the floor stands last."""
+    seeds = ", ".join(map(str, table.seeds or study.seeds))
+    labeled = dataset["rows"].get("train", 0) + dataset["rows"].get("training_test", 0)
+    parts = [
+        f"## {table.name}",
+        f"{dataset['users']:,} users, {dataset['items']:,} items, {labeled:,} labeled training rows, "
+        f"{dataset['rows'].get('unclear', 0):,} unclear rows (data set {dataset['fingerprint']}). Seeds {seeds}; "
+        f"up to {study.trials} settings per row, selected by validation {metric_title(metric, k)}. "
+        "Test figures, mean ± standard deviation over seeds.",
+        _table(table, rows, k),
+        *_comparisons(rows, metric, k),
+        _settings(rows),
+        _failures(rows),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(table: Table, rows: Sequence[Row], k: int) -> str:
+    published = bool(table.published)
+    head = ["strategy", "backbone", *(metric_title(name, k) for name in METRICS), "annotation AUC", "rows/s"]
+    head += ["seeds", "settings tried"] + (["published AUC / GAUC / NDCG"] if published else [])
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    best = {name: max((s.mean for row in rows if (s := row.spread(name))), default=None) for name in METRICS}
+    for row in rows:
+        cells = [row.case.label, row.case.backbone]
+        for name in METRICS:
+            value = row.spread(name)
+            text = str(value) if value else "-"
+            cells.append(f"**{text}**" if value and value.mean == best[name] else text)
+        speed = row.spread("rows_per_s")
+        cells += [str(row.spread("annotation_auc") or "-"), f"{speed.mean:,.0f}" if speed else "-"]
+        cells += [str(len(row.runs)), row.tried]
+        if published:
+            figures = table.published.get(row.case.backbone, {}).get(row.case.strategy, [])
+            cells.append(" / ".join(f"{figure:.4f}" for figure in figures) or "-")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _comparisons(rows: Sequence[Row], metric: str, k: int) -> list[str]:
+    """The best row against the next: on each backbone (the floor among them), and over everything."""
+    backbones = list(dict.fromkeys(row.case.backbone for row in rows if row.case.strategy != FLOOR))
+    groups = [(f"On {name}", [r for r in rows if r.case.backbone in (name, "-")]) for name in backbones]
+    if len(backbones) > 1:
+        groups.append(("Over everything", list(rows)))
+    return [text for where, group in groups if (text := ahead(where, group, metric, k))]
+
+
+def ahead(where: str, rows: Sequence[Row], metric: str, k: int) -> str | None:
+    """One line: which row is best by a test metric, by how much over the next, and how surely."""
+    ranked = sorted(((s.mean, row) for row in rows if (s := row.spread(metric))), key=lambda pair: -pair[0])
+    if len(ranked) < 2:
+        return None
+    (first, best), (second, following) = ranked[:2]
+    test = paired(best.by_seed(metric), following.by_seed(metric))
+    sure = ""
+    if test is not None and test.p is not None:
+        verdict = "significant" if test.p < 0.05 else "not significant"
+        sure = f", paired t-test over {test.seeds} seeds p = {test.p:.2g} ({verdict} at 0.05)"
+    return (
+        f"{where}: **{_who(best)}** {first:.4f}, ahead of {_who(following)} {second:.4f} by "
+        f"{first - second:.4f} {metric_title(metric, k)}{sure}."
+    )
+
+
+def _who(row: Row) -> str:
+    return row.case.label if row.case.backbone == "-" else f"{row.case.label} on {row.case.backbone}"
+
+
+def _settings(rows: Sequence[Row]) -> str:
+    lines = [
+        f"- {_who(row)}: {', '.join(f'`{key}={value}`' for key, value in row.point.items()) or 'as the base'}"
+        for row in rows
+        if row.point is not None
+    ]
+    return "\n".join(["Settings that were selected:", "", *lines]) if lines else ""
+
+
+def _failures(rows: Sequence[Row]) -> str:
+    lines = [f"- {_who(row)}, {trial.folder.name}: {r.reason}" for row in rows for trial, r in row.failures]
+    return "\n".join(["Trials that failed:", "", *lines]) if lines else ""
