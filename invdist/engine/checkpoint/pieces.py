@@ -40,16 +40,18 @@ class Piece:
 def pieces(model: Recommender, strategy: Strategy) -> Iterator[Piece]:
     """What this rank has to write. Over all ranks every tensor is covered exactly once."""
     rank = model.comm.rank
+    replicated = dict(strategy.state())  # on every rank: it may communicate
     for place in _places(model.rows):
         first, end = place.written
-        if first < end:
-            yield Piece(place.name, place.shape, place.values[first:end], place.shard.row + first, place.column)
+        yield Piece(place.name, place.shape, place.values[first:end], place.shard.row + first, place.column)
+    for name, (first, values) in strategy.sharded_state().items():
+        yield Piece(f"sharded/{name}", _by_user(strategy, values), values, first)
     yield from (_whole(name, state) for name, state in _random_states(rank, model.device).items())
     if rank == 0:
         yield from (_whole(f"dense/{name}", value) for name, value in model.backbone.state_dict().items())
         for name, state in _dense_optimizer_state(model).items():
             yield _whole(f"dense_optimizer/{name}", state)
-        yield from (_whole(f"strategy/{name}", value) for name, value in strategy.state().items())
+        yield from (_whole(f"strategy/{name}", value) for name, value in replicated.items())
 
 
 def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
@@ -60,7 +62,9 @@ def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) 
     """
     _check_fits(checkpoint, model, strategy)
     for place in _places(model.rows):
-        checkpoint.read_into(place.name, place.values.view(len(place.values), -1), place.shard.row, place.column)
+        _fill(checkpoint, place.name, place.values, place.shard.row, place.column)
+    for name, (first, values) in strategy.sharded_state().items():
+        _fill(checkpoint, f"sharded/{name}", values, first)
     model.rows.optimizer.steps = checkpoint.manifest.optimizer_steps
     model.backbone.load_state_dict(checkpoint.read_dense())
     _load_dense_optimizer(checkpoint, model)
@@ -69,6 +73,15 @@ def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) 
     except (ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{checkpoint.path}: the state of {type(strategy).__name__} does not fit: {error}") from error
     _load_random_state(checkpoint, model)
+
+
+def _fill(checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0) -> None:
+    if len(values):
+        checkpoint.read_into(name, values.view(len(values), -1), row, column)
+
+
+def _by_user(strategy: Strategy, values: Tensor) -> tuple[int, ...]:
+    return (strategy.setting.users, *values.shape[1:])
 
 
 # Rows
@@ -186,10 +199,14 @@ def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strate
         for kind, arena in _kinds(model.rows).items()
     }
     expected |= {f"dense/{n}": (tuple(v.shape), v.dtype) for n, v in model.backbone.state_dict().items()}
+    expected |= {
+        f"sharded/{name}": (_by_user(strategy, values), values.dtype)
+        for name, (_, values) in strategy.sharded_state().items()
+    }
     found = {
         name: (entry.shape, DTYPES[entry.dtype])
         for name, entry in saved.tensors.items()
-        if name.startswith(("rows/", "dense/"))
+        if name.startswith(("rows/", "dense/", "sharded/"))
     }
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _COMMITTED = re.compile(r"step-\d{9,15}")
 _PARTIAL = ".partial"
 _LEFTOVER = re.compile(r"step-\d{9,15}(\.old)?\.partial")
+_SHARE = "the folder must be on a filesystem that all ranks share"
 
 
 class CheckpointStore:
@@ -110,15 +111,18 @@ class CheckpointStore:
         try:
             failure = self._in_turn(
                 lambda: self._prepare(target),
-                lambda: write_pieces(target, self._ranks.rank, written),
+                lambda: self._write_mine(target, written),
                 lambda reports: self._commit(target, name, {**head, **merge(reports)}),
             )
         except RuntimeError as error:  # of the process group: another rank is gone
             failure = f"the ranks lost each other: {error}"
-        if failure is not None:
-            last = next(iter(reversed(self._intact())), None)
-            kept = f"{last.path} is still good" if last else "there is no other checkpoint"
-            self._failure = f"the checkpoint of step {step} was not saved in {self.folder}: {failure}; {kept}"
+        if failure is None:
+            return
+        if self._ranks.rank == 0:
+            _attempt(target.remove)
+        last = _attempt(lambda: self.latest(valid_only=True)).get("result")
+        kept = f"{last.path} is still good" if last else "there is no other checkpoint"
+        self._failure = f"the checkpoint of step {step} was not saved in {self.folder}: {failure}; {kept}"
 
     def _in_turn(
         self,
@@ -148,15 +152,17 @@ class CheckpointStore:
             self._discard(target)
         target.make()
 
+    def _write_mine(self, target: Folder, written: Iterable[Piece]) -> dict[str, Any]:
+        if self.folder.local and _name(target) not in self.folder.folders():
+            raise UserError(f"{target}, made by the first rank, is not there; {_SHARE}")
+        return write_pieces(target, self._ranks.rank, written)
+
     def _commit(self, target: Folder, name: str, content: dict[str, Any]) -> None:
         """Writes the manifest and gives the folder its name; then removes what is no longer to be kept."""
         sizes = target.files()
         for file, entry in content["files"].items():
             if sizes.get(file) != entry["bytes"]:
-                raise UserError(
-                    f"{file} was written by another rank and is not seen by the first: "
-                    "the folder must be on a filesystem that all ranks share"
-                )
+                raise UserError(f"{file}, written by another rank, is not seen by the first; {_SHARE}")
         text = dump(content)
         parse(text, MANIFEST)
         with target.create(MANIFEST) as file:
@@ -184,13 +190,13 @@ class CheckpointStore:
 
     def _discard(self, folder: Folder) -> None:
         """Removes a checkpoint; whenever that is interrupted, what is left is not taken for one."""
-        name = folder.path.rpartition("/")[2]
+        name = _name(folder)
         if name not in self.folder.folders():
             return
         if folder.local:
             old = self.folder.child(f"{name}.old{_PARTIAL}")
             old.remove()
-            folder = folder.rename(old.path.rpartition("/")[2])
+            folder = folder.rename(_name(old))
         elif MANIFEST in folder.files():
             folder.filesystem.delete_file(f"{folder.path}/{MANIFEST}")
         folder.remove()
@@ -262,7 +268,7 @@ class CheckpointStore:
             word = _attempt(lambda candidate=candidate: restore(candidate, model, strategy))
             words = self._ranks.gather({**word, "path": candidate.path})
             if len({word["path"] for word in words}) > 1:
-                raise UserError(f"the ranks do not see the same checkpoints in {self.folder}: is it shared by all?")
+                raise UserError(f"the ranks do not see the same checkpoints in {self.folder}; {_SHARE}")
             failure = _failure(words)
             if failure is None:
                 return candidate.position, candidate.extra
@@ -272,6 +278,10 @@ class CheckpointStore:
                 break
             _log.warning("passed over for an older checkpoint: %s", failure)
         raise DamagedCheckpoint(failure)
+
+
+def _name(folder: Folder) -> str:
+    return folder.path.rpartition("/")[2]
 
 
 def _best_first(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
@@ -288,6 +298,9 @@ def _attempt(action: Callable[[], Any]) -> dict[str, Any]:
         return {"failure": str(error), "damaged": isinstance(error, DamagedCheckpoint)}
     except OSError as error:
         return {"failure": why(error), "damaged": False}
+    except Exception as error:  # said aloud, lest the other ranks wait for a word that never comes
+        _log.exception("while checkpointing")
+        return {"failure": f"{type(error).__name__}: {error}", "damaged": False}
 
 
 def _failure(words: list[dict[str, Any]]) -> str | None:
