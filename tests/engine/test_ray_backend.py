@@ -1,0 +1,71 @@
+"""A real two-worker Ray Train run with Ray readers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from invdist import config as configs
+from invdist.data.dataset import Dataset
+from invdist.engine import ray_backend, run_folder
+from invdist.errors import UserError
+
+# Validation log-loss after each of two epochs, as first measured; the order, the samples and the start are functions
+# of the seed, so a change that computes nothing new leaves them as they are.
+_RECORDED = [0.66896, 0.65044]
+
+
+def _config(data: Path, tmp_path: Path, **changes: Any) -> configs.Config:
+    settings = {
+        "runs": str(tmp_path),
+        "name": "run",
+        "data": {"path": str(data), "batch_size": 256, "readers": 1},
+        "rows": {"dim": 8},
+        "optimizer": {"gamma": 0.01},
+        "training": {"epochs": 2, "patience": 5},
+        "ray": {"workers": 2, "device": "cpu", "cpus_per_worker": 1, "max_failures": 0},
+    }
+    return configs.from_mapping(settings, [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
+
+
+def _events(run: Path, kind: str) -> list[dict[str, Any]]:
+    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == kind]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_two_workers_reach_the_recorded_loss(tiny_data: Path, tmp_path: Path) -> None:
+    config = _config(tiny_data, tmp_path)
+    run = run_folder.create(config, Dataset.open(str(tiny_data)))
+    ray_backend.fit(config, run)
+    (start,) = _events(run, "start")
+    assert (start["world_size"], start["backend"]) == (2, "gloo")
+    assert [epoch["valid"]["logloss"] for epoch in _events(run, "epoch")] == pytest.approx(_RECORDED, abs=2e-4)
+    (final,) = _events(run, "final")
+    assert final["test"]["rows"] == Dataset.open(str(tiny_data)).rows["test"]
+    assert configs.dump(configs.load(run / "config.yaml")) == configs.dump(config)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_more_workers_than_the_cluster_has_are_refused(tiny_data: Path, tmp_path: Path) -> None:
+    config = _config(tiny_data, tmp_path, ray__workers=64)
+    with pytest.raises(UserError, match="need 64 CPUs, the Ray cluster has 4"):
+        ray_backend.fit(config, tmp_path)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_only_the_user_can_mend_is_said_and_not_retried(tiny_data: Path, tmp_path: Path) -> None:
+    config = _config(tiny_data, tmp_path, rows__ddr_gb=1e-6, ray__max_failures=3)
+    run = run_folder.create(config, Dataset.open(str(tiny_data)))
+    with pytest.raises(UserError, match=r"do not fit 2 rank\(s\).*rows.ddr_gb"):
+        ray_backend.fit(config, run)
+
+
+def test_a_run_folder_is_not_taken_twice(tiny_data: Path, tmp_path: Path) -> None:
+    config, dataset = _config(tiny_data, tmp_path), Dataset.open(str(tiny_data))
+    run_folder.create(config, dataset)
+    with pytest.raises(UserError, match="exists already: choose another name=, or continue that run with --resume"):
+        run_folder.create(config, dataset)
