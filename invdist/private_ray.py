@@ -74,9 +74,7 @@ class PrivateRay:
 
 
 @contextlib.contextmanager
-def private_ray(
-    cpus: int | None = None, *, dashboard: bool = False, bind: str = LOOPBACK
-) -> Iterator[PrivateRay]:
+def private_ray(cpus: int | None = None, *, dashboard: bool = False, bind: str = LOOPBACK) -> Iterator[PrivateRay]:
     """Starts a head, sets this process's environment for it, and ends it on leaving, whatever happened.
 
     Call it before anything imports ray. `bind` opens the head and its dashboard to another address.
@@ -135,7 +133,7 @@ def start(
     with log.open("wb") as output:
         process = subprocess.Popen(
             _command(folder, cpus, dashboard, bind),
-            env=_without_other_rays() | variables,
+            env=_environment_of_head() | variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -165,9 +163,7 @@ def _command(folder: Path, cpus: int | None, dashboard: bool, bind: str) -> list
     return command
 
 
-def _wait(
-    process: subprocess.Popen[bytes], folder: Path, log: Path, dashboard: bool
-) -> tuple[str, str | None]:
+def _wait(process: subprocess.Popen[bytes], folder: Path, log: Path, dashboard: bool) -> tuple[str, str | None]:
     deadline = time.monotonic() + _START_SECONDS
     marker = folder / "ray" / "ray_current_cluster"
     while process.poll() is None and time.monotonic() < deadline:
@@ -187,9 +183,13 @@ def _short_folder() -> Path:
     return folder
 
 
-def _without_other_rays() -> dict[str, str]:
+def _environment_of_head() -> dict[str, str]:
     others = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN")
-    return {name: value for name, value in os.environ.items() if name not in others}
+    kept = {name: value for name, value in os.environ.items() if name not in others}
+    # Workers import this package from where this process did, installed or not.
+    package = str(Path(__file__).resolve().parents[1])
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [package, kept.get("PYTHONPATH")]))
+    return kept
 
 
 def _free_port(host: str) -> int:
