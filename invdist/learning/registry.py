@@ -1,10 +1,15 @@
-"""The strategies by name. Third parties register theirs the same way, see `invdist.learning.strategy`."""
+"""The strategies by name. Third parties register theirs the same way, see `invdist.learning.strategy`.
+
+A strategy outside this package is found through an entry point of the group `invdist.strategies`, in every process of
+a run alike.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import TypeVar
 
 from invdist.errors import UserError
@@ -56,6 +61,14 @@ class _Registry:
 
             for module in pkgutil.iter_modules(strategies.__path__):
                 importlib.import_module(f"{strategies.__name__}.{module.name}")
+            for plugin in entry_points(group="invdist.strategies"):
+                try:
+                    plugin.load()
+                except Exception as error:
+                    raise UserError(
+                        f"the strategy plugin {plugin.name} = {plugin.value} cannot be imported: {error!r}; "
+                        "mend or uninstall the package that brings it"
+                    ) from error
 
 
 STRATEGIES = _Registry()

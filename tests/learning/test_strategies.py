@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -277,20 +279,36 @@ def test_a_third_party_adds_a_strategy_in_one_file(two: Ranks) -> None:
 
 
 @pytest.fixture
-def registered():
-    """The third party's strategy, for the time of a test."""
-    from tests.learning import third_party
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes a function that installs a package with one strategy plugin, for the time of a test."""
 
-    STRATEGIES.register("smoothed")(third_party.SmoothedLabels)
-    yield
-    STRATEGIES._types.pop("smoothed")
+    def install(code: str) -> None:
+        (tmp_path / "their_strategies.py").write_text(code)
+        (tmp_path / "theirs-1.0.dist-info").mkdir()
+        (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+        entry = "[invdist.strategies]\nsmoothed = their_strategies\n"
+        (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text(entry)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(STRATEGIES, "_loaded", False)
+
+    STRATEGIES.names()
+    monkeypatch.setattr(STRATEGIES, "_types", dict(STRATEGIES._types))
+    yield install
+    sys.modules.pop("their_strategies", None)
 
 
-def test_a_third_party_strategy_is_configured_like_any_other(registered: None) -> None:
+def test_an_installed_plugin_is_a_choice_and_configured_like_any_other(installed) -> None:
+    installed((Path(__file__).parent / "third_party.py").read_text())
     loaded = config.from_mapping({"data": {"path": "x"}, "method": "smoothed", "smoothed": {"amount": 0.2}})
     assert loaded.strategy.amount == 0.2
     with pytest.raises(UserError, match=r"smoothed\.amount: expected a number at least 0 and at most 1"):
         config.from_mapping({"data": {"path": "x"}, "method": "smoothed"}, ["smoothed.amount=2"])
+
+
+def test_a_plugin_that_cannot_be_imported_is_named(installed) -> None:
+    installed("import something_that_is_not_there")
+    with pytest.raises(UserError, match="smoothed = their_strategies cannot be imported: ModuleNotFoundError"):
+        STRATEGIES.names()
 
 
 def test_every_strategy_of_the_paper_is_a_choice() -> None:

@@ -68,6 +68,8 @@ def test_every_strategy_trains_on_two_ranks(two: list[dict[str, dict[str, Any]]]
         assert math.isfinite(result["test"]["logloss"])
         np.testing.assert_array_equal(result["scores"], second[method]["scores"])
         assert np.ptp(result["scores"]) > 0
+    # Saving in the middle of the epoch neither lost nor doubled a row: each counts for its user and its item.
+    assert first["means"]["state"]["counts"][:, 0].sum() == 2 * 3600
     # Every user of the tiny data has labeled rows, so every memory is in use.
     assert all((ranks["srns"]["sharded"]["item"][:, 0] >= 0).all() for ranks in two)
 
