@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,30 +67,14 @@ def train(config, resume: str | None = None) -> int:
         str(Path(config.data.path).absolute()) if "://" not in config.data.path else config.data.path
     )
     run = Path(resume).absolute() if resume else run_folder.create(config, dataset)
-    with _connected(config), ProgressView(run), _stop_on_interrupt(run):
+    cpus = math.ceil(config.ray.workers * config.ray.cpus_per_worker)
+    with ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):
         ray_backend.fit(config, run)
     history = History.read(run)
     print(final_table(history.events, config.training.ndcg_k))
     write_report(run)
     print(f"run: {run}")
     return 0 if history.final is not None else 130
-
-
-@contextlib.contextmanager
-def _connected(config) -> Iterator[None]:
-    """Connects to the cluster this process belongs to, or starts a Ray of its own for as long as it takes."""
-    from invdist.engine.ray_backend import inside_cluster
-    from invdist.private_ray import private_ray
-
-    with contextlib.ExitStack() as stack:
-        if not inside_cluster():
-            cpus = config.ray.workers * config.ray.cpus_per_worker
-            stack.enter_context(private_ray(cpus=max(1, int(-(-cpus // 1)))))
-        import ray
-
-        ray.init(log_to_driver=False, ignore_reinit_error=True)
-        stack.callback(ray.shutdown)
-        yield
 
 
 @contextlib.contextmanager

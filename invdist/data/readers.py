@@ -69,7 +69,7 @@ class FileLog:
     ) -> None:
         self.kind, self.files, self.id_type = kind, list(files), id_type
         self.columns = {name: columns[name] for name in ("user", "item", *needed)}
-        missing_time = [file for file in self.files if columns["time"] not in self._names(file)]
+        missing_time = [file for file in self.files if columns["time"] not in column_names(file)]
         self.has_time = not missing_time
         if self.has_time:
             self.columns["time"] = columns["time"]
@@ -98,42 +98,55 @@ class FileLog:
                     yield canonical(batch.rename_columns(list(self.columns)), file)
 
     def _read(self, file: Path) -> Iterator[pa.RecordBatch]:
-        wanted = list(self.columns.values())
-        if file.suffix == ".parquet":
-            with pq.ParquetFile(file) as parquet:
-                for batch in parquet.iter_batches(_BATCH_ROWS, columns=wanted):
-                    yield batch.select(wanted)
-            return
         types = {self.columns[name]: pa.float64() for name in _MEASURED if name in self.columns}
         if self.id_type == "string":
             types |= {self.columns[name]: pa.string() for name in ("user", "item")}
-        options = pacsv.ConvertOptions(include_columns=wanted, column_types=types, strings_can_be_null=True)
-        with _open(file) as stream:
-            yield from pacsv.open_csv(
-                stream,
-                pacsv.ReadOptions(block_size=_BLOCK_BYTES),
-                pacsv.ParseOptions(delimiter=_delimiter(file)),
-                options,
-            )
-
-    def _names(self, file: Path) -> list[str]:
-        with _user_errors(file):
-            if file.suffix == ".parquet":
-                return pq.read_schema(file).names
-            if not _is_log(file):
-                raise UserError(f"{file}: expected a name that ends in {', '.join(_CSV_SUFFIXES)} or .parquet")
-            with _open(file) as stream:
-                parse = pacsv.ParseOptions(delimiter=_delimiter(file))
-                return pacsv.open_csv(stream, parse_options=parse).schema.names
+        return read_columns(file, list(self.columns.values()), types)
 
     def _check_columns(self, file: Path) -> None:
-        names = self._names(file)
+        names = column_names(file)
         for name, column in self.columns.items():
             if column not in names:
                 raise UserError(
                     f"{file}: column {column} is missing; it has {', '.join(names)} "
                     f"(columns.{name}=NAME says which one is the {name.replace('_', ' ')})"
                 )
+
+
+def column_names(file: Path) -> list[str]:
+    """The columns of a CSV or parquet file."""
+    with _user_errors(file):
+        if file.suffix == ".parquet":
+            return pq.read_schema(file).names
+        if not _is_log(file):
+            raise UserError(f"{file}: expected a name that ends in {', '.join(_CSV_SUFFIXES)} or .parquet")
+        with _open(file) as stream:
+            parse = pacsv.ParseOptions(delimiter=_delimiter(file))
+            return pacsv.open_csv(stream, parse_options=parse).schema.names
+
+
+def read_columns(
+    file: Path, columns: Sequence[str], types: Mapping[str, pa.DataType], row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of a CSV or parquet file, batch by batch; `types` are those of a CSV's columns, others are inferred.
+
+    `row_groups` are those of a parquet file to read, by default all.
+    """
+    with _user_errors(file):
+        if file.suffix == ".parquet":
+            with pq.ParquetFile(file) as parquet:
+                for batch in parquet.iter_batches(_BATCH_ROWS, row_groups, columns=list(columns)):
+                    yield batch.select(list(columns))
+            return
+        with _open(file) as stream:
+            yield from pacsv.open_csv(
+                stream,
+                pacsv.ReadOptions(block_size=_BLOCK_BYTES),
+                pacsv.ParseOptions(delimiter=_delimiter(file)),
+                pacsv.ConvertOptions(
+                    include_columns=list(columns), column_types=dict(types), strings_can_be_null=True
+                ),
+            )
 
 
 class Ml1mLog:

@@ -6,9 +6,11 @@ reachable from every node, as for any Ray Train run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,35 @@ def _cluster_uses_cuda(config: Config) -> bool:
 
 def _resources(config: Config, cuda: bool) -> dict[str, float]:
     return {"CPU": config.ray.cpus_per_worker, **({"GPU": 1.0} if cuda else {})}
+
+
+@contextlib.contextmanager
+def connected(cpus: int | None = None) -> Iterator[None]:
+    """Connects to the cluster this process belongs to, or starts a Ray of its own for as long as it takes.
+
+    A Ray of its own has `cpus` CPUs, by default those of the machine. A process that is connected stays so.
+    """
+    if "ray" in sys.modules:
+        import ray
+
+        if ray.is_initialized():
+            yield
+            return
+        if not inside_cluster():
+            raise UserError(
+                "ray was imported before invdist could start one of its own: call ray.init() first to use that one, "
+                "or run the command in a process of its own"
+            )
+    with contextlib.ExitStack() as stack:
+        if not inside_cluster():
+            from invdist.private_ray import private_ray
+
+            stack.enter_context(private_ray(cpus=cpus))
+        import ray
+
+        ray.init(log_to_driver=False)
+        stack.callback(ray.shutdown)
+        yield
 
 
 def inside_cluster() -> bool:

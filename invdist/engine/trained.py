@@ -13,7 +13,7 @@ import torch.distributed as dist
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.engine import run_folder
-from invdist.engine.checkpoint import CheckpointStore
+from invdist.engine.checkpoint import CheckpointInfo, CheckpointStore
 from invdist.engine.loop import build_model, build_strategy
 from invdist.errors import UserError
 from invdist.learning.strategy import Strategy
@@ -42,18 +42,24 @@ def open_trained(run: str | Path, overrides: list[str] | None = None) -> Iterato
     with single_rank():
         comm = Comm()
         store = CheckpointStore(str(folder / "checkpoints"), comm)
-        info = store.best() or store.latest()
-        if info is None:
-            raise UserError(f"{run}: the run has no checkpoint yet: nothing was trained to the end of an epoch")
+        info = best_checkpoint(store, run, dataset)
         config.rows.sharding = "row_wise"
         strategy = build_strategy(config, dataset, build_model(config, dataset, torch.device("cpu"), comm))
-        _, extra = store.load(info, strategy.model, strategy)
-        if extra["dataset"] != dataset.fingerprint:
-            raise UserError(
-                f"{config.data.path} is not the data set that {run} was trained on (its fingerprint differs): "
-                "give the right one as data.path=FOLDER"
-            )
+        store.load(info, strategy.model, strategy)
         yield TrainedRun(folder, config, dataset, strategy, info.path)
+
+
+def best_checkpoint(store: CheckpointStore, run: str | Path, dataset: Dataset) -> CheckpointInfo:
+    """The best checkpoint of a run, or the newest; `UserError` if there is none or it is of another data set."""
+    info = store.best() or store.latest()
+    if info is None:
+        raise UserError(f"{run}: the run has no checkpoint yet: nothing was trained to the end of an epoch")
+    if info.extra["dataset"] != dataset.fingerprint:
+        raise UserError(
+            f"{dataset.path} is not the data set that {run} was trained on (its fingerprint differs): "
+            "give the right one as data.path=FOLDER"
+        )
+    return info
 
 
 @contextlib.contextmanager

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from invdist.errors import UserError
 from invdist.learning.strategy import Setting, Strategy
+from invdist.model.frozen import FrozenModel
 from invdist.model.recommender import Recommender
 
 S = TypeVar("S", bound=type[Strategy])
@@ -47,6 +50,10 @@ class _Registry:
     def build(self, name: str, setting: Setting, model: Recommender) -> Strategy:
         """A strategy by name."""
         return self._type(name)(setting, model)
+
+    def frozen(self, name: str, options: Any, users: int, state: Mapping[str, Tensor]) -> FrozenModel | None:
+        """`Strategy.frozen` of a strategy by name."""
+        return self._type(name).frozen(options, users, state)
 
     def _type(self, name: str) -> type[Strategy]:
         self._load()

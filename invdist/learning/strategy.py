@@ -23,8 +23,10 @@ import torch
 from torch import Tensor
 
 from invdist.data.stream import Batch
+from invdist.errors import UserError
 from invdist.learning.stopwatch import Stopwatch
 from invdist.model.exchange import Exchange, Pairs
+from invdist.model.frozen import FrozenModel
 from invdist.model.recommender import Recommender
 
 
@@ -93,6 +95,20 @@ class Strategy(ABC):
     def score(self, pairs: Pairs) -> Tensor:
         """Logits of pairs at the present state."""
         return self.model.score(pairs)
+
+    @classmethod
+    def frozen(cls, options: Any, users: int, state: Mapping[str, Tensor]) -> FrozenModel | None:
+        """What `score` computes, as a model that stands alone; None: the trained rows and backbone as they are.
+
+        `options` is its Config, `state` what `state()` gave. A strategy that overrides `score` overrides this too, and so can be exported,
+        annotated and recommended with.
+        """
+        if cls.score is not Strategy.score:
+            raise UserError(
+                f"{cls.__name__} scores in a way of its own and does not say how without training: "
+                "its class needs `frozen` beside `score`"
+            )
+        return None
 
     def end_epoch(self) -> None:  # noqa: B027 - most strategies have nothing to do
         """Called on every rank after the last phase of an epoch."""

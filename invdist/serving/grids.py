@@ -1,0 +1,155 @@
+"""Logits of every user with every item, computed as what they are: matrix products.
+
+`grid_of(backbone)` gives the form of a backbone. One that is not known here is called with all pairs of a tile, which
+is right and slow; to make it fast, register a form.
+
+Shapes: rows of users `[u, columns]`, of items `[n, columns]`, logits `[u, n]`.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from invdist.model.backbones import GMF, Backbone, NeuMF
+from invdist.model.frozen import Additive
+
+_TILE_VALUES = 1 << 22
+"""Numbers in the widest intermediate of a tile: 16 MB."""
+
+
+class Grid(Protocol):
+    """How all pairs of some users and items are scored. Both sides are prepared once, then combined."""
+
+    def users(self, rows: Tensor) -> Any:
+        """Users, prepared; `logits` takes the result for any range of users at a time."""
+        ...
+
+    def items(self, rows: Tensor) -> Any:
+        """Items, prepared."""
+        ...
+
+    def logits(self, users: Any, items: Any) -> Tensor:
+        """Logits `[u, n]` of all pairs."""
+        ...
+
+
+class Product:
+    """A logit that is an inner product: one matrix multiply for all pairs.
+
+    GMF: `(u * w) . i + b`, with a bias column of each side `+ ub + ib`. The additions are columns of the product too:
+    `[u * w, ub + b, 1] . [i, 1, ib]`.
+    """
+
+    def __init__(self, weight: Tensor, constant: Tensor, bias: bool) -> None:
+        self.weight, self.constant, self.bias = weight, constant, bias
+
+    def users(self, rows: Tensor) -> Tensor:
+        """`[u, k + 2]`"""
+        k = len(self.weight)
+        added = self.constant + (rows[:, k : k + 1] if self.bias else rows.new_zeros(len(rows), 1))
+        return torch.cat([rows[:, :k] * self.weight, added, torch.ones_like(added)], 1)
+
+    def items(self, rows: Tensor) -> Tensor:
+        """`[k + 2, n]`"""
+        k = len(self.weight)
+        one = rows.new_ones(len(rows), 1)
+        added = rows[:, k : k + 1] if self.bias else torch.zeros_like(one)
+        return torch.cat([rows[:, :k], one, added], 1).t().contiguous()
+
+    def logits(self, users: Tensor, items: Tensor) -> Tensor:
+        """`[u, n]`"""
+        return users @ items
+
+
+class Tower:
+    """NeuMF: the first layer is linear in (user, item), so both sides go through it once, not once a pair.
+
+    The rest of the tower runs over tiles of items; the product part and the output's constant are a `Product`.
+    """
+
+    def __init__(self, backbone: NeuMF) -> None:
+        self.backbone, k = backbone, backbone.dim
+        first, *rest = backbone.tower
+        self.first_user, self.first_item = first.weight[:, : 4 * k].t(), first.weight[:, 4 * k :].t()
+        self.first_bias = first.bias
+        self.rest = rest
+        weight = backbone.output.weight[0]
+        self.product = Product(weight[:k], backbone.output.bias, backbone.bias)
+        self.output = weight[k:]
+
+    def users(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The user's part of the product and of the first layer."""
+        k = self.backbone.dim
+        return self.product.users(self._product_rows(rows)), rows[:, k : 5 * k] @ self.first_user + self.first_bias
+
+    def items(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The item's part of the product and of the first layer."""
+        k = self.backbone.dim
+        return self.product.items(self._product_rows(rows)), rows[:, k : 5 * k] @ self.first_item
+
+    def logits(self, users: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]) -> Tensor:
+        """`[u, n]`"""
+        (user, first_user), (item, first_item) = users, items
+        logits = user @ item
+        width = max(1, _TILE_VALUES // (len(user) * first_user.shape[1]))
+        for start in range(0, len(first_item), width):
+            x = (first_user[:, None] + first_item[None, start : start + width]).relu_().flatten(0, 1)
+            for layer in self.rest:
+                x = layer(x).relu_()
+            logits[:, start : start + width] += (x @ self.output).view(len(user), -1)
+        return logits
+
+    def _product_rows(self, rows: Tensor) -> Tensor:
+        k = self.backbone.dim
+        return torch.cat([rows[:, :k], rows[:, 5 * k : 5 * k + 1]], 1) if self.backbone.bias else rows[:, :k]
+
+
+class Pairwise:
+    """Any backbone: called with all pairs of a tile."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+
+    def users(self, rows: Tensor) -> Tensor:
+        """The rows as they are."""
+        return rows
+
+    def items(self, rows: Tensor) -> Tensor:
+        """The rows as they are."""
+        return rows
+
+    def logits(self, users: Tensor, items: Tensor) -> Tensor:
+        """`[u, n]`"""
+        width = max(1, _TILE_VALUES // (2 * len(users) * users.shape[1]))
+        tiles = []
+        for tile in items.split(width):
+            shape = (len(users), len(tile), users.shape[1])
+            tiles.append(self.backbone(users[:, None].expand(shape), tile[None].expand(shape)))
+        return torch.cat(tiles, 1)
+
+
+@singledispatch
+def grid_of(backbone: Backbone) -> Grid:
+    """The form in which a backbone scores all pairs."""
+    return Pairwise(backbone)
+
+
+@grid_of.register
+def _(backbone: GMF) -> Grid:
+    return Product(backbone.output.weight[0], backbone.output.bias, backbone.bias)
+
+
+@grid_of.register
+def _(backbone: NeuMF) -> Grid:
+    return Tower(backbone)
+
+
+@grid_of.register
+def _(backbone: Additive) -> Grid:
+    # A product of no columns: only the two biases and the constant are left.
+    nothing = backbone.overall.new_empty(0)
+    return Product(nothing, -backbone.overall, bias=True)

@@ -1,0 +1,88 @@
+"""Parts annotated by all workers of a Ray cluster, as one streaming Ray Data pipeline.
+
+The model and the raw ids are put into Ray's object store once: the workers of a node read them where they lie. What
+flows through the pipeline is the parts' numbers; rows go from the input to the output inside a worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from invdist.errors import UserError
+from invdist.files import Folder
+from invdist.model.frozen import FrozenModel
+from invdist.serving.annotator import Annotator, PartAnnotator
+from invdist.serving.pairs import Part, Source
+from invdist.serving.scoring import Scorer
+
+
+def annotate_on_ray(
+    parts: Sequence[Part], source: Source, annotator: Annotator, folder: Folder, workers: int | None
+) -> Iterator[int]:
+    """Annotates parts on the Ray this process is connected to; gives the rows of each as it is done.
+
+    At most `workers` processes work at a time, by default one for each CPU of the cluster. The input and the folder
+    must be reachable from every node.
+    """
+    import ray
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    present = int(ray.cluster_resources().get("CPU", 1))
+    most = max(1, min(len(parts), workers or present, present))
+    scorer = annotator.scorer
+    model = scorer.model
+    shared = ray.put(
+        {
+            "rows": (model.user.numpy(), model.item.numpy()),
+            "backbone": model.backbone,
+            "rest": (scorer.users, scorer.items, scorer.prior, scorer.unknown),
+        }
+    )
+    done = ray.data.from_items([{"part": n} for n in range(len(parts))], override_num_blocks=len(parts)).map_batches(
+        _Worker,
+        fn_constructor_args=([shared], list(parts), source, annotator.threshold, str(folder.path), folder.filesystem),
+        batch_size=1,
+        num_cpus=1,
+        concurrency=(1, most),
+    )
+    for row in done.iter_rows():
+        if row["error"]:
+            raise UserError(row["error"])
+        yield row["rows"]
+
+
+class _Worker:
+    """A process that holds the model and annotates the parts it is given."""
+
+    def __init__(
+        self, shared: list[Any], parts: list[Part], source: Source, threshold: float, path: str, filesystem: Any
+    ) -> None:
+        import ray
+
+        torch.set_num_threads(1)
+        content = ray.get(shared[0])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
+            user, item = (torch.from_numpy(rows) for rows in content["rows"])
+        scorer = Scorer(FrozenModel(user, item, content["backbone"]), *content["rest"])
+        self._parts = parts
+        self._work = PartAnnotator(source, Annotator(scorer, threshold), Folder(filesystem, path))
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        rows, errors = [], []
+        for number in batch["part"]:
+            try:
+                rows.append(self._work.annotate(self._parts[int(number)])["rows"])
+                errors.append("")
+            except UserError as error:
+                # Told, not raised: Ray would wrap it into a traceback of its own, and try again.
+                rows.append(0)
+                errors.append(str(error))
+        return {"rows": rows, "error": errors}

@@ -1,0 +1,135 @@
+"""The best items of each user over the whole catalogue, exactly, a batch of users at a time.
+
+The catalogue is scored in tiles small enough to stay in the cache: the scores are never written to memory, only the
+maximum of each *block* of items is. The k best items lie in the k blocks with the largest maxima, so only the items of
+those are looked at again. Against one wide product and a selection among all items this is about four times faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from invdist.data.observed import ObservedPairs
+from invdist.errors import UserError
+from invdist.model.frozen import FrozenModel
+from invdist.serving.grids import grid_of
+
+_USERS = 256
+_TILE = 2048
+_BLOCK = 32
+_STRIDE = _TILE // _BLOCK  # items of a block are this far apart: maxima of whole vectors, not within them
+_FULL_SCORES = 1 << 24
+
+
+class Best(NamedTuple):
+    """The best items of some users, row by row: users in order, items of a user from best to worst."""
+
+    user: np.ndarray
+    rank: np.ndarray
+    """From 1."""
+    item: np.ndarray
+    score: np.ndarray
+
+
+class TopK:
+    """Finds the `k` best items of users, those of `seen` left out. Users with fewer unseen items get fewer.
+
+    Scores are those of the model called with the pair itself, and equal ones stand in order of item index. Which of
+    equals is left out at the end of the list is not said.
+    """
+
+    def __init__(self, model: FrozenModel, k: int, seen: ObservedPairs | None = None) -> None:
+        self.items = len(model.item)
+        if k < 1:
+            raise UserError(f"k={k}: expected at least 1 item per user")
+        if k > self.items:
+            raise UserError(f"k={k} is more than the {self.items} items of the catalogue")
+        self.model, self.k, self.seen = model, k, seen
+        self._grid = grid_of(model.backbone)
+        with torch.inference_mode():
+            tiles = pad(model.item, (0, 0, 0, -self.items % _TILE)).split(_TILE)
+            self._tiles = [self._grid.items(tile) for tile in tiles]
+        # Half of the catalogue would be candidates: then every item is one.
+        self._by_blocks = k * _BLOCK * 2 < self.items
+
+    def of(self, users: np.ndarray) -> Iterator[Best]:
+        """The best items of `users` (int64 indices), batch after batch, in their order."""
+        size = _USERS if self._by_blocks else max(1, _FULL_SCORES // (len(self._tiles) * _TILE))
+        batches = (torch.from_numpy(users[start : start + size]) for start in range(0, len(users), size))
+        # A batch is the work of one thread. Torch would divide every small product among all threads instead, which
+        # then wait for each other thousands of times.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                ahead = deque(pool.submit(self._best, batch) for batch in islice(batches, 2 * threads))
+                while ahead:
+                    best = ahead.popleft().result()
+                    ahead.extend(pool.submit(self._best, batch) for batch in islice(batches, 1))
+                    yield best
+        finally:
+            torch.set_num_threads(threads)
+
+    @torch.inference_mode()
+    def _best(self, user: Tensor) -> Best:
+        candidates = self._candidates(user)
+        scores = self._scores(user, candidates)
+        score, place = scores.topk(self.k, sorted=False)
+        item = candidates.gather(1, place)
+        unseen = score > -torch.inf
+        row = torch.arange(len(user)).unsqueeze(1).expand_as(item)[unseen].numpy()
+        item, score = item[unseen].numpy(), score[unseen].numpy()
+        order = np.lexsort((item, -score, row))
+        found = unseen.sum(1)
+        rank = np.arange(len(row)) - np.repeat((found.cumsum(0) - found).numpy(), found.numpy()) + 1
+        return Best(user.numpy()[row], rank.astype(np.int32), item[order], score[order])
+
+    def _candidates(self, user: Tensor) -> Tensor:
+        """Items `[users, c]`, c >= k, among which the k best unseen ones of each user are; -1 for none."""
+        rows = self._grid.users(self.model.user[user])
+        kept = []
+        for number, (tile, seen) in enumerate(zip(self._tiles, self._seen(user), strict=True)):
+            scores = self._grid.logits(rows, tile)
+            scores.view(-1)[seen] = -torch.inf
+            if number == len(self._tiles) - 1:
+                scores[:, self.items - number * _TILE :] = -torch.inf  # what fills up the last tile is no item
+            kept.append(scores.unflatten(1, (_BLOCK, _STRIDE)).amax(1) if self._by_blocks else scores)
+        if not self._by_blocks:
+            best = torch.cat(kept, 1).topk(self.k, sorted=False).indices
+            return torch.where(best < self.items, best, -1)
+        block = torch.cat(kept, 1).topk(self.k, sorted=False).indices
+        first = block // _STRIDE * _TILE + block % _STRIDE
+        candidates = (first.unsqueeze(2) + torch.arange(0, _TILE, _STRIDE)).flatten(1)
+        return torch.where(candidates < self.items, candidates, -1)
+
+    def _scores(self, user: Tensor, candidates: Tensor) -> Tensor:
+        """The model's own scores of candidates; -inf for those that are seen, or none."""
+        user, item = user.repeat_interleave(candidates.shape[1]), candidates.flatten()
+        out = item < 0
+        item = item.clamp(min=0)
+        if self.seen is not None:
+            out |= torch.from_numpy(self.seen.contains(user.numpy(), item.numpy()))
+        return self.model(user, item).masked_fill_(out, -torch.inf).view_as(candidates)
+
+    def _seen(self, user: Tensor) -> list[Tensor]:
+        """Where in each tile the seen items of these users are, as flat places."""
+        if self.seen is None:
+            return [torch.empty(0, dtype=torch.int64)] * len(self._tiles)
+        first, end = self.seen.offsets[user.numpy()], self.seen.offsets[user.numpy() + 1]
+        count = end - first
+        row = np.repeat(np.arange(len(user)), count)
+        at = np.arange(len(row)) + np.repeat(first - np.cumsum(count) + count, count)
+        tile, column = np.divmod(self.seen.seen[at].astype(np.int64), _TILE)
+        order = np.argsort(tile, kind="stable")
+        edges = np.searchsorted(tile[order], np.arange(1, len(self._tiles)))
+        places = torch.from_numpy((row * _TILE + column)[order])
+        return list(places.tensor_split(torch.from_numpy(edges)))
