@@ -30,7 +30,7 @@ DIRECTIONS = {
 
 _LEGEND_NAME = 28
 
-_TIME_PARTS = ("stream", "pull", "step", "candidates", "commit", "evaluate")
+_TIME_PARTS = ("stream", "exchange", "pull", "step", "candidates", "commit", "checkpoint", "evaluate")
 
 
 def thin(rows: Sequence[Any], limit: int = MAX_POINTS) -> tuple[list[Any], int]:
@@ -240,7 +240,7 @@ def throughput(histories: Sequence[History]) -> go.Figure | None:
     return _finish(figure, x="epoch", y="rows per second", whole_x=True)
 
 
-def chosen_loss(step: Event) -> float:
+def chosen_loss(step: Event) -> float | None:
     """The training-test loss at the candidate a step took: what the direction was chosen by."""
     candidates, losses = step.get("candidates") or [], step.get("candidate_losses") or []
     if step["direction"] in candidates[: len(losses)]:

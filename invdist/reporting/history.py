@@ -19,7 +19,7 @@ METRICS_FILE = "metrics.jsonl"
 _NUMBER = (int, float)
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "start": {},
-    "step": {"epoch": int, "global_step": int, "loss": _NUMBER},
+    "step": {"epoch": int, "global_step": int, "loss": (*_NUMBER, type(None))},  # null: it was not finite
     "epoch": {"epoch": int},
     "final": {},
     "warning": {"message": str},
@@ -108,13 +108,17 @@ class History:
 
     @property
     def method(self) -> str:
-        """The strategy, from the final event or the config."""
-        return str((self.final or {}).get("method") or self.config.get("method") or "unknown")
+        """The strategy, from the events or the config."""
+        return self._named("method")
 
     @property
     def model(self) -> str:
-        """The backbone, from the final event or the config."""
-        return str((self.final or {}).get("model") or self.config.get("model") or "unknown")
+        """The backbone, from the events or the config."""
+        return self._named("model")
+
+    def _named(self, what: str) -> str:
+        sources = (self.final or {}, self.start, self.config)
+        return str(next((source[what] for source in sources if source.get(what)), "unknown"))
 
     @property
     def ndcg_k(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import plotly.graph_objects as go
 
@@ -191,7 +192,7 @@ def _plan(history: History) -> str:
     rows = []
     for entry in tables:
         shards = entry.get("shards") or []
-        listed = fold(str(len(shards)), json.dumps(shards, default=str)) if shards else "-"
+        listed = fold(str(len(shards)), "; ".join(map(_shard, shards))) if shards else "-"
         names = [cell(str(entry.get(name, "-"))) for name in ("table", "sharding")]
         sizes = [cell(count(entry.get(name)), "number") for name in ("rows", "dim")]
         rows.append(row([*names, *sizes, cell(listed, "text")]))
@@ -204,7 +205,20 @@ def _plan(history: History) -> str:
     ]
     start = history.start
     where = f"{start.get('world_size', '?')} ranks, device {start.get('device', 'unknown')}"
-    return f"<h2>Sharding plan</h2>{note(where)}{table(heads, rows, 'plan')}"
+    stats = start.get("plan_stats")
+    full = fold("The planner's account", Html(f"<pre>{escape(str(stats))}</pre>")) if stats else ""
+    return f"<h2>Sharding plan</h2>{note(where)}{table(heads, rows, 'plan')}{full}"
+
+
+def _shard(shard: object) -> str:
+    """`rank 1: rows 1,000 to 1,999`, with columns where a row is cut."""
+    try:
+        found = cast(Mapping[str, int], shard)
+        end, last = found["row"] + found["rows"], found["column"] + found["columns"]
+        cut = f", columns {found['column']} to {last - 1}"
+        return f"rank {found['rank']}: rows {found['row']:,} to {end - 1:,}{cut}"
+    except (KeyError, TypeError, ValueError):
+        return json.dumps(shard, default=str)
 
 
 def _config(runs: Sequence[History]) -> str:
@@ -226,6 +240,8 @@ def _config(runs: Sequence[History]) -> str:
 def _environment(history: History) -> str:
     names = ("time", "world_size", "device", "backend", "rows_per_epoch")
     shown = {name: history.start[name] for name in names if name in history.start}
+    if isinstance(shown.get("time"), int | float):
+        shown["time"] = datetime.fromtimestamp(shown["time"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     shown.update(history.start.get("environment") or {})
     return f"<h2>Environment</h2>{key_values(shown)}" if shown else ""
 

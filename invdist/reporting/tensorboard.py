@@ -63,7 +63,8 @@ class Writer:
     def _candidates(self, event: Event) -> None:
         losses = event.get("candidate_losses") or []
         for multiplier, loss in zip(event.get("candidates") or [], losses, strict=False):
-            self._writer.add_scalar(f"candidates/{float(multiplier):+g}", float(loss), self._step)
+            if loss is not None:
+                self._writer.add_scalar(f"candidates/{float(multiplier):+g}", float(loss), self._step)
 
     def _annotations(self, annotations: Mapping[str, object]) -> None:
         edges = annotations.get("edges")

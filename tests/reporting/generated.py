@@ -12,25 +12,24 @@ import yaml
 EDGES = [place / 20 for place in range(21)]
 
 
-def ig_events(
-    epochs: int = 3, train_steps: int = 6, test_steps: int = 4, seed: int = 0
-) -> list[dict[str, Any]]:
+def ig_events(epochs: int = 3, train_steps: int = 6, test_steps: int = 4, seed: int = 0) -> list[dict[str, Any]]:
     """An inverse-gradient run: `train_steps` logged plain steps and `test_steps` directed ones an epoch."""
     draw = random.Random(seed)
     events: list[dict[str, Any]] = [
         {
             "event": "start",
-            "time": "2026-11-16T02:00:00+00:00",
+            "time": 1794794848.99,
             "world_size": 2,
             "device": "cpu",
             "backend": "gloo",
             "plan": [
-                {"table": "user", "sharding": "row_wise", "rows": 6040, "dim": 32, "shards": [3020, 3020]},
-                {"table": "item", "sharding": "table_wise", "rows": 3706, "dim": 32, "shards": [3706]},
+                {"table": "user", "sharding": "row_wise", "rows": 6040, "dim": 32, "shards": _shards(6040, 2)},
+                {"table": "item", "sharding": "table_wise", "rows": 3706, "dim": 32, "shards": _shards(3706, 1)},
             ],
             "dataset": {"users": 6040, "items": 3706, "fingerprint": "abc123"},
             "environment": {"python": "3.11.9", "torch": "2.13.0+cpu", "cpus": 2},
             "rows_per_epoch": 1000,
+            "plan_stats": "--- Planner Statistics ---",
         }
     ]
     step, totals = 0, {"direct": 0, "pass": 0, "inverse": 0}
@@ -122,6 +121,11 @@ def write_run(folder: Path, events: list[dict[str, Any]], **config: Any) -> Path
     return folder
 
 
+def _shards(rows: int, count: int) -> list[dict[str, int]]:
+    each = rows // count
+    return [{"rank": r, "row": r * each, "rows": each, "column": 0, "columns": 32} for r in range(count)]
+
+
 def _epoch(epoch: int, directions: dict[str, int], draw: random.Random) -> dict[str, Any]:
     w1 = [draw.randrange(50, 100) for _ in range(20)]
     return {
@@ -146,8 +150,6 @@ def _epoch(epoch: int, directions: dict[str, int], draw: random.Random) -> dict[
             "w1": w1,
             "w0": w1[::-1],
             "auc": 0.65 + 0.02 * epoch,
-            "reliability": [
-                [place / 10 + 0.05, (place / 10 + 0.05) ** 1.3, 10 * place + 5] for place in range(10)
-            ],
+            "reliability": [[place / 10 + 0.05, (place / 10 + 0.05) ** 1.3, 10 * place + 5] for place in range(10)],
         },
     }

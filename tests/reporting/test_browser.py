@@ -56,9 +56,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def points(page: Any, figure: str) -> int:
     """How many marks the browser drew, counted in the picture itself."""
-    return page.evaluate(
-        f"document.querySelectorAll('#{figure} path.point, #{figure} .points .point path').length"
-    )
+    return page.evaluate(f"document.querySelectorAll('#{figure} path.point, #{figure} .points .point path').length")
 
 
 @pytest.mark.parametrize(("width", "phone", "dark"), [(1400, False, False), (400, True, True)])
@@ -70,9 +68,7 @@ def test_the_report_reads_well(
     assert page.problems == []
     assert [address for address in page.requests if not address.startswith("data:")] == [report]
 
-    drawn = page.evaluate(
-        "Array.from(document.querySelectorAll('.plot.js-plotly-plot')).map((plot) => plot.id)"
-    )
+    drawn = page.evaluate("Array.from(document.querySelectorAll('.plot.js-plotly-plot')).map((plot) => plot.id)")
     assert set(drawn) == FIGURES
     assert points(page, "timeline") == EPOCHS * TEST_STEPS
     assert points(page, "directions") == EPOCHS * 3
@@ -86,9 +82,7 @@ def test_the_report_reads_well(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     edges = "Array.from(document.querySelectorAll('.plot')).map((p) => p.getBoundingClientRect().right)"
     assert max(page.evaluate(edges)) <= width
-    heights = page.evaluate(
-        "Array.from(document.querySelectorAll('.plot')).map((p) => p._fullLayout._size.h)"
-    )
+    heights = page.evaluate("Array.from(document.querySelectorAll('.plot')).map((p) => p._fullLayout._size.h)")
     assert min(heights) > 120  # neither legend nor margins may eat the figure
     assert (luminance(page, "body", "background-color") < 0.2) == dark
     assert (luminance(page, "#timeline .xtick text", "fill") > 0.6) == dark
@@ -115,9 +109,7 @@ def test_a_series_can_be_hidden_and_nothing_is_sent_anywhere(browser: Browser, r
     )
     page.evaluate("Plotly.restyle('timeline', {visible: 'legendonly'}, [2]).then(() => 0)")
     assert points(page, "timeline") == EPOCHS * TEST_STEPS - inverse
-    buttons = page.evaluate(
-        "Array.from(document.querySelectorAll('.modebar-btn')).map((b) => b.dataset.title)"
-    )
+    buttons = page.evaluate("Array.from(document.querySelectorAll('.modebar-btn')).map((b) => b.dataset.title)")
     assert set(buttons) == {"Download plot as a PNG", "Zoom", "Pan", "Reset axes"}
 
 

@@ -85,10 +85,17 @@ def test_what_is_not_a_run_is_said(tmp_path: Path) -> None:
         History.read(run)
 
 
+def test_a_loss_that_was_not_finite_is_read_as_none(tmp_path: Path) -> None:
+    events = [{"event": "start", "method": "ig"}, {"event": "step", "epoch": 0, "global_step": 1, "loss": None}]
+    run = write_run(tmp_path / "run", events)
+    (run / "config.yaml").unlink()
+    history = History.read(run)
+    assert history.steps[0]["loss"] is None
+    assert (history.method, history.model) == ("ig", "unknown")
+
+
 def test_events_flatten_to_columns() -> None:
-    rows = table(
-        [{"event": "epoch", "epoch": 1, "valid": {"auc": 0.7, "rows": 3}, "directions": {"pass": 2}}]
-    )
+    rows = table([{"event": "epoch", "epoch": 1, "valid": {"auc": 0.7, "rows": 3}, "directions": {"pass": 2}}])
     assert rows == [{"event": "epoch", "epoch": 1, "valid.auc": 0.7, "valid.rows": 3, "directions.pass": 2}]
 
 
