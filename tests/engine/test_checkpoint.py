@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from invdist.engine.checkpoint import CheckpointStore, DamagedCheckpoint, Position, read_checkpoint, writer
+from invdist.engine.checkpoint import store as checkpoint_store
 from invdist.errors import UserError
 from invdist.files import Folder
 from invdist.learning.strategy import Strategy
@@ -80,13 +82,20 @@ def test_same_step_is_replaced(tmp_path: Path, strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_what_is_saved_is_the_moment_of_the_call(tmp_path: Path, asynchronous: bool) -> None:
-    strategy, extra = build(), {"history": [1]}
+def test_what_is_saved_is_the_moment_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    strategy, extra, trained_on = build(), {"history": [1]}, threading.Event()
     train(strategy, range(2))
     store, before = CheckpointStore(tmp_path, None, asynchronous=asynchronous), held(strategy)
+    if asynchronous:  # nothing is written before training has gone on
+        monkeypatch.setattr(
+            checkpoint_store, "write_pieces", lambda *a: trained_on.wait(10) and writer.write_pieces(*a)
+        )
     store.save(strategy.model, strategy, Position(), extra)
     train(strategy, range(2, 4))
     extra["history"].append(2)
+    trained_on.set()
     store.wait()
     info = store.latest()
     assert info is not None

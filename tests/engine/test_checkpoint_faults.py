@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from invdist.errors import UserError
 from tests.distributed import run_ranks
 from tests.engine.checkpointing import build, held, same, this_process, train
 
-BIG = {"users": 300_000, "dim": 32}
+BIG: dict[str, Any] = {"users": 300_000, "dim": 32}
 
 
 def _saves_forever(folder: str) -> None:
