@@ -38,7 +38,7 @@ class RanksDisagree(RuntimeError):
 
 def phi(gradient: Tensor, inner: str) -> Tensor:
     """The inner rule: `sign` is what one step of a fresh Adam does, `sgd` leaves the gradient as it is."""
-    return gradient / (gradient.abs() + _SIGN_EPS) if inner == "sign" else gradient
+    return gradient / gradient.abs().add_(_SIGN_EPS) if inner == "sign" else gradient
 
 
 def choose(losses: Sequence[float], candidates: Sequence[float]) -> int:
@@ -64,7 +64,7 @@ class InverseGradient:
     def __init__(self, model: Recommender, *, alpha: float, inner: str, candidates: Sequence[float]) -> None:
         self.model, self.alpha, self.inner, self.candidates = model, alpha, inner, list(candidates)
         self._chosen = -1  # of no step yet
-        self._test_square = torch.zeros(())
+        self._test_square = torch.zeros((), device=model.device)
 
     def step(self, batch: Batch, exchange: Exchange, watch: Stopwatch) -> Record:
         """One step: U is the unlabeled part of `batch`, V its labeled part; `exchange` is that of (V, U)."""
@@ -81,7 +81,7 @@ class InverseGradient:
         # 2. and 3. All candidates theta + c*D in one forward; one all-reduce of their losses over the global V.
         with watch("candidates"):
             deltas_V = model.rows.peek(route_V, D.rows)
-            logits = model.candidate_logits(rows_V, deltas_V, D, self.candidates)
+            logits, tried_V = model.candidate_logits(rows_V, deltas_V, D, self.candidates)
             losses, details = self._reduce(log_loss(logits, batch.label), annotation.w1, g)
 
         # 4. The smallest wins, on every rank alike.
@@ -91,14 +91,12 @@ class InverseGradient:
         # 5. Commit, then one gamma step on the log-loss of V at the committed theta.
         with watch("commit"):
             model.add(D, c)
-            committed_V = (rows_V.detach() + c * deltas_V).requires_grad_()
+            committed_V = tried_V[self._chosen].requires_grad_()
             loss_V = log_loss(model.logits(committed_V), batch.label)
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V)
             model.step(gradient_V)
         self._test_square = self._square(gradient_V)
-        return Record(
-            loss, {"direction": c, "candidates": self.candidates, "candidate_losses": losses, **details}
-        )
+        return Record(loss, {"direction": c, "candidates": self.candidates, "candidate_losses": losses, **details})
 
     def _reduce(self, losses_V: Tensor, w1: Tensor, g: Update) -> tuple[list[float], dict[str, float]]:
         """One all-reduce of everything that is summed over ranks.
@@ -108,25 +106,15 @@ class InverseGradient:
         ranks that parted are found at their next step, by name.
         """
         comm, C = self.model.comm, len(self.candidates)
-        sums = torch.zeros(C + 5 + 2 * comm.size, dtype=torch.float64)
-        sums[:C] = losses_V.double().sum(1)
-        sums[C : C + 5] = torch.stack(
-            [
-                t.double().cpu()
-                for t in (
-                    torch.tensor(losses_V.shape[1]),
-                    torch.tensor(len(w1)),
-                    w1.sum(),
-                    self._square(g),
-                    self._test_square,
-                )
-            ]
-        )
-        sums[C + 5 + comm.rank] = self._chosen
-        sums[C + 5 + comm.size + comm.rank] = self.model.checksum()
-        figures = comm.all_reduce(sums.to(self.model.device)).wait().tolist()
+        own = torch.tensor([[rank == comm.rank] for rank in range(comm.size)], device=self.model.device)
+        known = [losses_V.shape[1], len(w1), self._chosen]
+        rows_V, rows_U, chosen = losses_V.new_tensor(known, dtype=torch.float64).unbind()
+        shared = [rows_V, rows_U, w1.sum(), self._square(g), self._test_square]
+        by_rank = torch.where(own, torch.stack([chosen, self.model.checksum()]), 0.0)
+        figures = torch.cat([losses_V.sum(1, dtype=torch.float64), torch.stack(shared), by_rank.view(-1)])
+        figures = comm.all_reduce(figures).wait().tolist()
         rows_V, rows_U, annotated, direct, test = figures[C : C + 5]
-        self._check_agreement(figures[C + 5 : C + 5 + comm.size], figures[C + 5 + comm.size :])
+        self._check_agreement(figures[C + 5 :: 2], figures[C + 6 :: 2])
         details = {
             "annotation_mean": annotated / max(rows_U, 1),
             "direct_grad_norm": math.sqrt(direct) if direct >= 0 else math.nan,
@@ -138,10 +126,9 @@ class InverseGradient:
     def _square(self, gradient: Update) -> Tensor:
         """This rank's share of the squared norm of a global gradient."""
         replicas = self.model.comm.size
-        rows = gradient.rows.values.square().sum()
-        if self.model.rows.layout.replicated:
-            rows = rows / replicas
-        return rows + gradient.dense.square().sum() / replicas
+        rows = gradient.rows.values.view(-1)
+        square = rows.dot(rows) / (replicas if self.model.rows.layout.replicated else 1)
+        return square + gradient.dense.dot(gradient.dense) / replicas
 
     def _check_agreement(self, chosen: list[float], checksums: list[float]) -> None:
         for what, values in (("direction", chosen), ("dense weights", checksums)):

@@ -33,21 +33,31 @@ def annotate(logit: Tensor) -> Annotation:
     and the smaller weight keeps its digits.
     """
     s = _at_least_float32(logit.detach())
-    square = (softplus(-s.abs()) / softplus(s.abs())).square()
-    likely, unlikely = 1 / (1 + square), square / (1 + square)
-    positive = s >= 0
-    return Annotation(torch.where(positive, likely, unlikely), torch.where(positive, unlikely, likely))
+    size = s.abs()
+    return _annotation(s, size, softplus(-size))
 
 
 def inverse_dual_loss(logit: Tensor) -> tuple[Tensor, Annotation]:
     """The inverse dual loss `w1*l1 + w0*l0` of each unlabeled pair, and its annotation; both float64.
 
+    With `l` the smaller of the two losses, the larger is `l + |s|`, and the weights sum to 1: what remains is
+    `l + w*|s|` with the weight w of the larger, whose gradient keeps its digits at any logit.
+
     Near a logit of 0 the gradients of its two halves cancel, and the `sign` rule magnifies what is left, rounding
     included. Double precision of one number per pair costs nothing and keeps the direction right.
     """
     s = logit.double()
-    annotation = annotate(s)
-    return annotation.w1 * softplus(-s) + annotation.w0 * softplus(s), annotation
+    size = s.abs()
+    smaller = softplus(-size)
+    annotation = _annotation(s.detach(), size.detach(), smaller.detach())
+    return torch.addcmul(smaller, torch.minimum(*annotation), size), annotation
+
+
+def _annotation(s: Tensor, size: Tensor, smaller: Tensor) -> Annotation:
+    square = (smaller / (smaller + size)).square()
+    unlikely = square / (1 + square)
+    likely, positive = 1 - unlikely, s >= 0
+    return Annotation(torch.where(positive, likely, unlikely), torch.where(positive, unlikely, likely))
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

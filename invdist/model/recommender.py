@@ -39,9 +39,9 @@ class Recommender:
         self.rows, self.backbone, self.dense_optimizer = rows, backbone, dense_optimizer
         self.comm = rows.comm
         self.device = rows.arena.device
-        self._names = [name for name, _ in backbone.named_parameters()]
-        self._dense = [parameter for _, parameter in backbone.named_parameters()]
+        self._dense = list(backbone.parameters())
         self._sizes = [parameter.numel() for parameter in self._dense]
+        self._flat = _flatten(self._dense, self._sizes)
         self._bf16 = precision == "bf16"
 
     def exchange(self, *groups: Pairs) -> Exchange:
@@ -75,32 +75,28 @@ class Recommender:
     @torch.no_grad()
     def candidate_logits(
         self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]
-    ) -> Tensor:
-        """Logits `[candidates, n]` at `theta + c * step` for every multiplier c, in one stacked forward."""
-        c = torch.tensor(candidates, device=self.device)
-        stacked = torch.addcmul(rows, c.view(-1, 1, 1), deltas)
-        dense = torch.addcmul(self._flat_dense(), c.view(-1, 1), step.dense)
-        parameters = {
-            name: part.view(-1, *parameter.shape)
-            for name, part, parameter in zip(
-                self._names, dense.split(self._sizes, 1), self._dense, strict=True
-            )
-        }
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits `[candidates, n]` at `theta + c * step` for every multiplier c, and the rows they are of.
 
-        def forward(parameters: dict[str, Tensor], rows: Tensor) -> Tensor:
-            return torch.func.functional_call(self.backbone, parameters, tuple(rows.chunk(2)))
-
-        with self._autocast(), self.evaluating():
-            return torch.vmap(forward)(parameters, stacked).float()
+        Dense weights take the value of each candidate in turn, which any backbone can do and which costs a
+        third of `vmap` over `functional_call` here; afterwards they are what they were.
+        """
+        theta = self._flat.clone()
+        tried = [rows + c * deltas if c else rows.detach() for c in candidates]
+        logits = []
+        with self.evaluating():
+            for c, candidate in zip(candidates, tried, strict=True):
+                torch.add(theta, step.dense, alpha=c, out=self._flat)
+                logits.append(self.logits(candidate))
+        self._flat.copy_(theta)
+        return torch.stack(logits), tried
 
     @torch.no_grad()
     def add(self, step: Update, scale: float) -> None:
         """Commits `theta + scale * step`."""
-        if scale == 0.0:
-            return
-        self.rows.add(step.rows, scale)
-        for parameter, part in zip(self._dense, step.dense.split(self._sizes), strict=True):
-            parameter.add_(part.view_as(parameter), alpha=scale)
+        if scale:
+            self.rows.add(step.rows, scale)
+            self._flat.add_(step.dense, alpha=scale)
 
     @torch.no_grad()
     def step(self, gradient: Update) -> None:
@@ -129,12 +125,17 @@ class Recommender:
             if training:
                 self.backbone.train()
 
-    def checksum(self) -> float:
+    def checksum(self) -> Tensor:
         """A number that replicas of the dense parameters share to the bit."""
-        return float(self._flat_dense().double().sum())
-
-    def _flat_dense(self) -> Tensor:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self._dense])
+        return self._flat.sum(dtype=torch.float64)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
+
+
+def _flatten(parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> Tensor:
+    """One vector that the parameters become views of: what is done to all of them is one operation."""
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    for parameter, part in zip(parameters, flat.split(list(sizes)), strict=True):
+        parameter.data = part.view_as(parameter)
+    return flat

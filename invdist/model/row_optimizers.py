@@ -11,6 +11,16 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
+
+
+def store_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """`table[rows] = values` for distinct rows; both have a multiple of 4 columns, as FBGEMM wants.
+
+    Rows move as elements of 16 bytes, which takes half the time of `index_copy_` and a fifth of that of
+    `index_add_` by 4-byte elements on the CPU.
+    """
+    table.view(torch.complex128).index_copy_(0, rows, values.view(torch.complex128))
 
 
 class RowOptimizer(Protocol):
@@ -32,9 +42,10 @@ class _Base:
         self.state: dict[str, Tensor] = {}
         self.steps = 0
 
-    def _decay(self, arena: Tensor, rows: Tensor) -> None:
-        if self.weight_decay:
-            arena.index_add_(0, rows, arena.index_select(0, rows), alpha=-self.gamma * self.weight_decay)
+    def _descend(self, arena: Tensor, rows: Tensor, direction: Tensor) -> None:
+        """Weight decay, then `gamma` along `-direction`, on the touched rows."""
+        values = arena.index_select(0, rows).mul_(1 - self.gamma * self.weight_decay)
+        store_rows(arena, rows, values.sub_(direction, alpha=self.gamma))
 
 
 class Adam(_Base):
@@ -52,16 +63,28 @@ class Adam(_Base):
 
     def update(self, arena: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1
-        if len(rows) == 0:
-            return
-        self._decay(arena, rows)
         beta1, beta2 = self.betas
-        m = self.state["m"].index_select(0, rows).lerp_(gradient, 1 - beta1)
-        v = self.state["v"].index_select(0, rows).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        self.state["m"].index_copy_(0, rows, m)
-        self.state["v"].index_copy_(0, rows, v)
-        denominator = v.sqrt_().mul_((1 - beta2**self.steps) ** -0.5).add_(self.eps)
-        arena.index_add_(0, rows, m.div_(denominator), alpha=-self.gamma / (1 - beta1**self.steps))
+        tables = (arena, self.state["m"], self.state["v"])
+        values, m, v = moved = [table.index_select(0, rows) for table in tables]
+        # The same kernel as that of the dense parameters: one pass over what was gathered.
+        adamw(
+            [values],
+            [gradient],
+            [m],
+            [v],
+            [],
+            [torch.tensor(self.steps - 1.0, device=arena.device)],  # counted up inside
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            lr=self.gamma,
+            beta1=beta1,
+            beta2=beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+        for table, value in zip(tables, moved, strict=True):
+            store_rows(table, rows, value)
 
 
 class SGD(_Base):
@@ -69,8 +92,7 @@ class SGD(_Base):
 
     def update(self, arena: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1
-        self._decay(arena, rows)
-        arena.index_add_(0, rows, gradient, alpha=-self.gamma)
+        self._descend(arena, rows, gradient)
 
 
 class RowwiseAdagrad(_Base):
@@ -97,6 +119,5 @@ class RowwiseAdagrad(_Base):
     def update(self, arena: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1
         squares = self._square_sum(rows, gradient.square().sum(1))
-        self._decay(arena, rows)
         total = self.state["sum"].index_add_(0, rows, squares / self.columns).index_select(0, rows)
-        arena.index_add_(0, rows, gradient / total.sqrt_().add_(self.eps).unsqueeze(1), alpha=-self.gamma)
+        self._descend(arena, rows, gradient / total.sqrt_().add_(self.eps).unsqueeze(1))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from invdist.model.comm import Comm
 from invdist.model.exchange import Exchange, Pairs, Route, Touched, _Where
-from invdist.model.row_optimizers import RowOptimizer
+from invdist.model.row_optimizers import RowOptimizer, store_rows
 from invdist.model.tables import Layout, ShardedTables
 
 _INIT_BLOCK = 1 << 16
@@ -110,7 +110,8 @@ class Rows:
     def add(self, update: RowUpdate, scale: float) -> None:
         """Adds `scale * update` to the rows it touches."""
         if scale and len(update.values):
-            self.arena.index_add_(0, update.touched.rows, update.values, alpha=scale)
+            rows = update.touched.rows
+            store_rows(self.arena, rows, self.arena.index_select(0, rows).add_(update.values, alpha=scale))
 
     @torch.no_grad()
     def step(self, gradient: RowUpdate) -> None:

@@ -1,0 +1,138 @@
+"""The Inverse Gradient over sharded rows takes the directions of the textbook algorithm and ends at its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from invdist.learning.inverse_gradient import InverseGradient
+from invdist.learning.stopwatch import Stopwatch
+from invdist.model.build import build_recommender
+from invdist.model.exchange import Pairs
+from tests.distributed import run_ranks
+from tests.model.sharded import (
+    DIM,
+    ITEMS,
+    SHARDINGS,
+    USERS,
+    Step,
+    largest_difference,
+    local_weights,
+    small_spec,
+    steps,
+    whole_weights,
+)
+from tests.oracle.textbook import Textbook
+
+STEPS = 50
+PAPER = (-1.0, 0.0, 1.0)
+LINE_SEARCH = (-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0)
+MARGIN = 5e-6  # of the winner before the next, at every step: far above what float32 can confuse
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run. alpha and seed are such that all three directions win, and by `MARGIN`."""
+
+    model: str
+    inner: str
+    candidates: tuple[float, ...]
+    alpha: float
+    seed: int
+
+
+CASES = [
+    Case("gmf", "sign", PAPER, 0.05, 5),
+    Case("gmf", "sign", LINE_SEARCH, 0.05, 1),
+    Case("gmf", "sgd", PAPER, 3.0, 4),
+    Case("gmf", "sgd", LINE_SEARCH, 3.0, 4),
+    Case("neumf", "sign", PAPER, 0.02, 2),
+    Case("neumf", "sign", LINE_SEARCH, 0.02, 4),
+    Case("neumf", "sgd", PAPER, 0.3, 2),
+    Case("neumf", "sgd", LINE_SEARCH, 1.0, 1),
+]
+
+
+def _train(rank: int, ranks: int) -> list[tuple]:
+    """First weights, directions, candidate losses and last weights of every case and sharding type."""
+    results = []
+    for case in CASES:
+        for sharding in SHARDINGS:
+            model = build_recommender(small_spec(model=case.model, sharding=sharding), torch.device("cpu"))
+            algorithm = InverseGradient(model, alpha=case.alpha, inner=case.inner, candidates=case.candidates)
+            first, details, watch = local_weights(model), [], Stopwatch()
+            for number, step in enumerate(steps(STEPS, case.seed)):
+                batch = step.cut(rank, ranks, number)
+                V, U = Pairs(batch.user, batch.item), Pairs(batch.unlabeled_user, batch.unlabeled_item)
+                details.append(algorithm.step(batch, model.exchange(V, U), watch).details)
+            directions = [detail["direction"] for detail in details]
+            losses = [detail["candidate_losses"] for detail in details]
+            results.append((first, directions, losses, local_weights(model)))
+    return results
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[dict[Case, tuple[list[float], Tensor, dict[str, Tensor]]]]:
+    """What the textbook algorithm does in each case; filled on first need, from first weights."""
+    yield {}
+
+
+def _textbook(case: Case, first: dict[str, Tensor]) -> tuple[list[float], Tensor, dict[str, Tensor]]:
+    oracle = Textbook(
+        case.model,
+        USERS,
+        ITEMS,
+        DIM,
+        {name: weight.double() for name, weight in first.items()},
+        gamma=0.01,
+        alpha=case.alpha,
+        inner=case.inner,
+        candidates=case.candidates,
+    )
+    taken = [oracle.ig_step(step.V, step.U) for step in steps(STEPS, case.seed)]
+    losses = torch.tensor([losses for _, losses in taken], dtype=torch.float64)
+    best, second = losses.sort(dim=1).values[:, :2].unbind(1)
+    assert (second - best).min() > MARGIN, case
+    directions = [direction for direction, _ in taken]
+    assert {(d > 0) - (d < 0) for d in directions} == {-1, 0, 1}, case
+    return directions, losses, oracle.weights()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_directions_and_weights_are_those_of_the_textbook(ranks: int, expected: dict) -> None:
+    by_rank = run_ranks(_train, ranks)
+    wrong = []
+    for number, (case, sharding) in enumerate((case, sharding) for case in CASES for sharding in SHARDINGS):
+        parts = [results[number] for results in by_rank]
+        if case not in expected:
+            expected[case] = _textbook(case, whole_weights([part[0] for part in parts], case.model))
+        directions, losses, last = expected[case]
+        difference = largest_difference(whole_weights([part[3] for part in parts], case.model), last)
+        off = max(float((torch.tensor(part[2]) - losses).abs().max()) for part in parts)
+        if any(part[1] != directions for part in parts) or difference > 1e-5 or off > MARGIN:
+            same = [a == b for a, b in zip(parts[0][1], directions, strict=True)]
+            first_off = same.index(False) if False in same else None
+            wrong.append(f"{case} {sharding}: weights off {difference:.1e}, losses {off:.1e}, step {first_off}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_data_has_every_kind_of_id() -> None:
+    def users(step: Step) -> tuple[set[int], set[int]]:
+        return set(step.V[0].tolist()), set(step.U[0].tolist())
+
+    for case in CASES:
+        run = steps(STEPS, case.seed)
+        assert all(len(V) < len(step.V[0]) for step in run for V, _ in [users(step)]), "repeats within a batch"
+        assert all(V & U for step in run[:1] for V, U in [users(step)]), "in both"
+        assert sum(bool(V - U) for step in run for V, U in [users(step)]) > STEPS // 2, "V ids untouched by U"
+        for ranks in (2, 4):
+            cuts = [[step.cut(rank, ranks, n) for rank in range(ranks)] for n, step in enumerate(run)]
+            assert any(len(cut.user) == 0 for ranks_of in cuts for cut in ranks_of), "a rank without rows"
+            assert any(
+                set(a.user.tolist()) & set(b.user.tolist()) for a, b, *_ in cuts
+            ), "repeats across ranks"
+            assert any(len(a.user) != len(b.user) for a, b, *_ in cuts), "uneven"

@@ -1,0 +1,71 @@
+"""Steps over sharded rows give the weights of a plain model in one process, however the tables are cut."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from invdist.learning.registry import STRATEGIES
+from invdist.learning.strategy import Setting
+from invdist.model.build import build_recommender
+from tests.distributed import run_ranks
+from tests.model.sharded import (
+    DIM,
+    ITEMS,
+    MODELS,
+    SHARDINGS,
+    USERS,
+    largest_difference,
+    local_weights,
+    small_spec,
+    steps,
+    whole_weights,
+)
+from tests.oracle.textbook import Textbook
+
+OPTIMIZERS = ("adam", "sgd", "rowwise_adagrad")
+COMBINATIONS = list(product(MODELS, OPTIMIZERS, SHARDINGS))
+STEPS, SEED = 8, 3
+
+
+def _train(rank: int, ranks: int) -> list[tuple]:
+    """First and last weights of every combination, all in one start of the ranks."""
+    results = []
+    for model, optimizer, sharding in COMBINATIONS:
+        recommender = build_recommender(
+            small_spec(model=model, optimizer=optimizer, sharding=sharding), torch.device("cpu")
+        )
+        options = STRATEGIES.config_type("none")()
+        strategy = STRATEGIES.build("none", Setting(options, 0, 0.01, USERS, ITEMS), recommender)
+        phase = strategy.phases()[0]
+        first, losses = local_weights(recommender), []
+        for number, step in enumerate(steps(STEPS, SEED)):
+            batch = step.cut(rank, ranks, number)
+            exchange = recommender.exchange(*strategy.groups(phase, batch))
+            losses.append(float(strategy.step(phase, batch, exchange).loss))
+        results.append((first, local_weights(recommender), losses))
+    return results
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_sharded_equals_unsharded(ranks: int) -> None:
+    by_rank = run_ranks(_train, ranks)
+    first_of: dict[str, dict] = {}
+    wrong = []
+    for number, (model, optimizer, sharding) in enumerate(COMBINATIONS):
+        first = whole_weights([results[number][0] for results in by_rank], model)
+        # The first weights are a function of the seed alone.
+        assert largest_difference(first, first_of.setdefault(model, first)) == 0
+        oracle = Textbook(
+            model, USERS, ITEMS, DIM, {n: w.double() for n, w in first.items()}, row_optimizer=optimizer, gamma=0.01
+        )
+        losses = [oracle.plain_step(*step.V) for step in steps(STEPS, SEED)]
+        last = whole_weights([results[number][1] for results in by_rank], model)
+        difference = largest_difference(last, oracle.weights())
+        seen = [results[number][2] for results in by_rank]
+        if difference > 1e-5 or any(rank != pytest.approx(losses, abs=1e-6) for rank in seen):
+            wrong.append(f"{model} {optimizer} {sharding}: {difference:.1e}, losses {seen} for {losses}")
+        assert largest_difference(first, last) > 1e-3, "nothing was learned: the comparison is empty"
+    assert not wrong, "\n".join(wrong)
