@@ -24,7 +24,8 @@ def _labels(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
 def by_finish_rate(play_time: np.ndarray, duration: np.ndarray, above: float = 0.8, below: float = 0.2) -> np.ndarray:
     """Positive when more than `above` of the video was played, negative below `below`, unclear between."""
     judged = (play_time >= 0) & (duration > 0)
-    rate = np.divide(play_time, duration, out=np.full(len(play_time), np.nan), where=judged)
+    with np.errstate(over="ignore"):  # a play of ages over next to nothing is finished
+        rate = np.divide(play_time, duration, out=np.full(len(play_time), np.nan), where=judged)
     return _labels(rate > above, rate < below)
 
 

@@ -143,9 +143,7 @@ def read_columns(
                 stream,
                 pacsv.ReadOptions(block_size=_BLOCK_BYTES),
                 pacsv.ParseOptions(delimiter=_delimiter(file)),
-                pacsv.ConvertOptions(
-                    include_columns=list(columns), column_types=dict(types), strings_can_be_null=True
-                ),
+                pacsv.ConvertOptions(include_columns=list(columns), column_types=dict(types), strings_can_be_null=True),
             )
 
 

@@ -32,7 +32,8 @@ def verify_manifest(manifest: dict[str, Any], where: str) -> None:
         expected = manifest["rows"].get("unclear" if folder == "truth" else folder)
         if rows != expected:
             raise UserError(f"{where}: the shards of {folder} hold {rows} rows, but rows.{folder} says {expected}")
-        _check_no_copies(shards, where)
+        if folder != "truth":  # where nothing is known, shards of equal size are equal
+            _check_no_copies(shards, where)
     unclear, truth = manifest["shards"]["unclear"], manifest["shards"]["truth"]
     if [entry["rows"] for entry in unclear] != [entry["rows"] for entry in truth]:
         raise UserError(f"{where}: shards of truth are not aligned with those of unclear")

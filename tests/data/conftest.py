@@ -1,0 +1,30 @@
+"""Small prepared data sets that several tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from invdist.data.labeling import Labeling
+from invdist.data.pipeline import Cut, prepare
+from invdist.data.synthetic import PRESETS, SyntheticLog
+
+FINISH = Labeling(rules=("finish_rate",))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The synthetic feed of 200 users and 300 items, in many small shards. Not to be changed by a test."""
+    path = tmp_path_factory.mktemp("prepared") / "tiny"
+    prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), FINISH, Cut(), path, shard_rows=300)
+    return path
+
+
+@pytest.fixture(scope="session")
+def all_labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set without unclear rows: every exposure is decided at a finish rate of one half."""
+    path = tmp_path_factory.mktemp("prepared") / "all_labeled"
+    half = Labeling(rules=("finish_rate",), finish_above=0.4999, finish_below=0.5)
+    prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), half, Cut(), path)
+    return path
