@@ -15,6 +15,8 @@ COMMANDS = {
     "evaluate": "score a checkpoint on a split",
     "annotate": "write soft labels of unlabeled rows",
     "recommend": "write the best items of each user",
+    "score": "write scores of given pairs",
+    "export": "a trained model without invdist: tensors, card, scoring program",
     "study": "compare methods over seeds, all tuned alike",
     "plan": "show how tables would be sharded, without training",
     "report": "tables and figures of runs",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from invdist.callable_module import make_callable
 from invdist.data.kinds import KINDS, Options
 from invdist.data.pipeline import prepare
 from invdist.errors import UserError, exit_on_user_error
@@ -103,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="options, laid over the file's")
     return parser
 
+
+make_callable(__name__)
 
 if __name__ == "__main__":
     sys.exit(main())

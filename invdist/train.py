@@ -14,6 +14,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from invdist.callable_module import make_callable
 from invdist.errors import UserError, exit_on_user_error
 from invdist.install import check_stack
 
@@ -99,6 +100,8 @@ def _stop_on_interrupt(run: Path) -> Iterator[None]:
             signal.signal(number, handler)
         stop.unlink(missing_ok=True)
 
+
+make_callable(__name__)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -59,3 +59,11 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "tiny"
     assert prepare.main(["synthetic", "--output", str(folder), "preset=tiny"]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished GMF run on `tiny_data`, trained on this process alone; nobody may change it."""
+    from tests.training import train_here
+
+    return train_here(tiny_data, tmp_path_factory.mktemp("runs") / "gmf")

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from invdist.engine.run_folder import FAILED_FILE, write_atomically
 from invdist.errors import UserError
 
 
-def fit(config: Config, run: Path) -> None:
+def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | None = None) -> None:
     """Trains on the Ray that this process is connected to; returns when the run has ended, finished or stopped.
 
-    Raises `UserError` for what the user can mend, and Ray's own error when workers died too often.
+    Raises `UserError` for what the user can mend, and Ray's own error when workers died too often. `worker` is what
+    each worker runs, by default `train_worker`.
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -41,7 +42,7 @@ def fit(config: Config, run: Path) -> None:
         )
     workers = (ray_config.min_workers, ray_config.workers) if ray_config.min_workers else ray_config.workers
     trainer = TorchTrainer(
-        train_worker,
+        worker or train_worker,
         train_loop_config={"config": configs.dump(config), "run": str(run)},
         torch_config=TorchConfig(backend="nccl" if cuda else "gloo", timeout_s=int(ray_config.timeout_s)),
         scaling_config=ScalingConfig(
@@ -144,7 +145,7 @@ def connected(cpus: int | None = None) -> Iterator[None]:
             stack.enter_context(private_ray(cpus=cpus))
         import ray
 
-        ray.init(log_to_driver=False)
+        ray.init(log_to_driver=False, logging_level="warning")
         stack.callback(ray.shutdown)
         yield
 

@@ -100,8 +100,8 @@ class Strategy(ABC):
     def frozen(cls, options: Any, users: int, state: Mapping[str, Tensor]) -> FrozenModel | None:
         """What `score` computes, as a model that stands alone; None: the trained rows and backbone as they are.
 
-        `options` is its Config, `state` what `state()` gave. A strategy that overrides `score` overrides this too, and so can be exported,
-        annotated and recommended with.
+        `options` is its Config, `state` what `state()` gave. A strategy that overrides `score` overrides this too, and
+        so can be exported, annotated and recommended with.
         """
         if cls.score is not Strategy.score:
             raise UserError(

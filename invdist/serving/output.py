@@ -26,16 +26,23 @@ _UNFINISHED = ".unfinished"
 class Output:
     """A new folder of results at a path or URI.
 
-    `job` says what is being made, as plain data; it becomes part of the manifest. What an interrupted job of the same `job` left is continued if
-    `resume`; otherwise, and by default, it is thrown away.
+    `job` says what is being made, as plain data; it becomes part of the manifest, the file `manifest`. What an
+    interrupted job of the same `job` left is continued if `resume`; otherwise, and by default, it is thrown away.
     """
 
-    def __init__(self, where: str | os.PathLike[str], job: dict[str, Any], *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        job: dict[str, Any],
+        *,
+        resume: bool = False,
+        manifest: str = MANIFEST,
+    ) -> None:
         self.where = os.fspath(where).rstrip("/")
         final = Folder.at(self.where)
-        check_free(self.where)
+        check_free(self.where, manifest)
         self.folder = Folder.at(f"{self.where}.partial") if final.local else final
-        self._final = final
+        self._final, self._manifest = final, manifest
         self.job = json.loads(json.dumps(job))
         with self._disk():
             left = self._left()
@@ -67,9 +74,9 @@ class Output:
     def finish(self, manifest: dict[str, Any]) -> None:
         """Writes the manifest and gives the folder its name."""
         with self._disk():
-            self.write(MANIFEST, (json.dumps({**self.job, **manifest}, indent=1) + "\n").encode())
+            self.write(self._manifest, (json.dumps({**self.job, **manifest}, indent=1) + "\n").encode())
             if self.folder.local:
-                check_free(self.where)
+                check_free(self.where, self._manifest)
                 os.rename(self.folder.path, self._final.path)
             self._final.filesystem.delete_file(f"{self._final.path}/{_JOB}")
 
@@ -96,12 +103,12 @@ class Output:
             raise UserError(f"cannot write {self.where}: {why(error)}") from error
 
 
-def check_free(where: str | os.PathLike[str]) -> None:
+def check_free(where: str | os.PathLike[str], manifest: str = MANIFEST) -> None:
     """`UserError` if something is at `where` already."""
     folder = Folder.at(where)
     if folder.local and os.path.lexists(folder.path):
         raise UserError(f"{os.fspath(where)} is already there; choose another --output or remove it first")
-    if not folder.local and MANIFEST in folder.files():
+    if not folder.local and manifest in folder.files():
         raise UserError(f"{os.fspath(where)} already holds a finished output; choose another --output")
 
 

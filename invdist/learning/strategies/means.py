@@ -62,7 +62,7 @@ class Means(Strategy):
     @classmethod
     def frozen(cls, options: Config, users: int, state: Mapping[str, Tensor]) -> FrozenModel:
         logit, overall = _log_odds(state["counts"], users, options.smoothing)
-        return FrozenModel(logit[:users, None], logit[users:, None], Additive(overall))
+        return FrozenModel(logit[:users, None].clone(), logit[users:, None].clone(), Additive(overall))
 
     def state(self) -> Mapping[str, Tensor]:
         # What was counted so far goes to the first rank, so that it is counted once after loading, too.

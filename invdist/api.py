@@ -1,0 +1,275 @@
+"""invdist for notebooks: what the commands do, as functions and one small object.
+
+    import invdist
+
+    invdist.prepare("synthetic", "data/small")                     # a raw log becomes a data set
+    run = invdist.train("configs/local.yaml", "training.epochs=5")  # the same as `invdist train`, to its end
+    run.metrics["test"]["auc"]
+    run.history.to_pandas()                                         # an epoch a row
+    run.plot_directions()                                           # which way each update went
+    run.annotate(calibrate=True)                                    # soft labels of the unclear exposures
+    run.recommend(k=10, users=[17, 42])
+
+Tables are pyarrow's: `.to_pandas()`, `.to_pylist()`. What does not fit into memory is for the commands, which stream.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from invdist.errors import UserError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import pyarrow as pa
+
+    from invdist.config import Config
+    from invdist.data.dataset import Dataset
+    from invdist.reporting.history import History
+    from invdist.serving.opened import OpenedRun
+    from invdist.serving.pairs import Pairs
+    from invdist.serving.scoring import Unknown
+
+
+def prepare(kind: str, output: str | Path, inputs: str | Path | Sequence[str | Path] = (), **options: Any) -> Dataset:
+    """Turns a raw log into the prepared data set `output`, and opens it.
+
+    `kind` is one of `invdist prepare`'s (ml-1m, kuairand, microvideo, ratings, synthetic), `inputs` its files and
+    `options` its options: `prepare("ratings", "data/mine", "log.csv", positive_from=4, columns={"user": "uid"})`.
+    """
+    from invdist.data import pipeline
+    from invdist.data.dataset import Dataset
+    from invdist.data.kinds import KINDS
+    from invdist.settings import build
+
+    if kind not in KINDS:
+        raise UserError(f"{kind!r} is no kind of log; expected {', '.join(KINDS)}")
+    paths = [Path(inputs)] if isinstance(inputs, str | Path) else [Path(path) for path in inputs]
+    if not paths and kind != "synthetic":
+        raise UserError(f"{kind} needs inputs, the files of the raw log")
+    chosen = build(KINDS[kind], options)
+    pipeline.prepare(
+        chosen.open(paths),
+        chosen.labeling(),
+        chosen.cut(),
+        Path(output),
+        given=chosen.given(),
+        shard_rows=chosen.shard_rows,
+    )
+    return Dataset.open(str(output))
+
+
+def train(config: str | Path | Mapping[str, Any] | Config, *overrides: str, show: bool = True) -> Run:
+    """Trains to the end as `config` says (a YAML file, a mapping, or a Config), and gives the run.
+
+    `overrides` are `key=value` settings. Training happens in a process of its own, which is `python -m invdist.train`:
+    it uses the Ray cluster that RAY_ADDRESS names, or a private one. Its lines are printed unless `show` is False.
+    """
+    from invdist import config as configs
+
+    if isinstance(config, str | Path):
+        settings = configs.load(config, overrides)
+    elif isinstance(config, Mapping):
+        settings = configs.from_mapping(config, overrides)
+    else:
+        settings = configs.from_mapping(_as_mapping(config), overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(configs.dump(settings), encoding="utf-8")
+        lines = _run_command(["-m", "invdist.train", "--config", str(file)], show)
+    found = [line.removeprefix("run: ") for line in lines if line.startswith("run: ")]
+    if not found:
+        raise UserError("training ended without a run; the last it said:\n" + "\n".join(lines))
+    return Run(found[-1])
+
+
+def open_run(path: str | Path, *overrides: str) -> Run:
+    """A run that was trained before; `overrides` such as `data.path=FOLDER` if its data set has moved."""
+    return Run(path, *overrides)
+
+
+class Run:
+    """A trained run: what it learned, and what can be done with it. The model is read when it is first needed."""
+
+    def __init__(self, path: str | Path, *overrides: str) -> None:
+        self.path = Path(path).absolute()
+        self._overrides = list(overrides)
+        self.metrics  # noqa: B018 - a folder that is no run is told at once
+
+    def __repr__(self) -> str:
+        auc = (self.metrics.get("test") or {}).get("auc")
+        return f"Run({str(self.path)!r}{'' if auc is None else f', test AUC {auc:.4f}'})"
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Metrics of the best epoch by split (`valid`, `test`); empty while the run is not finished."""
+        final = self._history.final or {}
+        return {split: final[split] for split in ("valid", "test") if final.get(split)}
+
+    @property
+    def history(self) -> pa.Table:
+        """One row per epoch: `epoch`, `loss`, `rows_per_s`, `valid.auc`, `directions.inverse`, `seconds_by.pull`..."""
+        import pyarrow as pa
+
+        from invdist.reporting.history import table
+
+        rows = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in table(self._history.epochs)]
+        names = dict.fromkeys(name for row in rows for name in row if name != "event")
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+    def plot_directions(self) -> go.Figure:
+        """The direction timeline: training-test loss of every inverse-gradient step, marked direct, pass or inverse."""
+        from invdist.reporting.figures import direction_timeline
+
+        figure = direction_timeline(self._history)
+        if figure is None:
+            raise UserError(f"{self.path}: no step of this run chose a direction (method {self._history.method})")
+        return figure
+
+    def annotate(
+        self,
+        pairs: Any = None,
+        *,
+        threshold: float = 0.5,
+        calibrate: bool = False,
+        unknown: Unknown = "drop",
+    ) -> pa.Table:
+        """Soft labels: `user`, `item`, `score`, `w1`, `w0`, `label`, `confidence`, as `invdist annotate` writes them.
+
+        `pairs` is a table (pyarrow, a data frame, a mapping) with the raw ids in columns `user` and `item`; None means
+        the unclear exposures of the run's data set.
+        """
+        import pyarrow as pa
+
+        from invdist.serving.annotator import Annotator
+        from invdist.serving.calibration import calibrate as calibrated
+        from invdist.serving.pairs import UnclearPairs
+        from invdist.serving.scoring import Scorer
+
+        opened = self._opened
+        if calibrate:
+            threshold = calibrated(opened.model, opened.dataset).threshold
+        annotator = Annotator(Scorer.of(opened, unknown), threshold)
+        if pairs is not None:
+            return annotator.table(self._pairs(pairs))
+        source = UnclearPairs(opened.dataset)
+        read = (found for part in source.parts for found in source.read(part, opened.users, opened.items))
+        return pa.concat_tables([annotator.schema().empty_table(), *map(annotator.table, read)])
+
+    def recommend(
+        self, k: int = 10, users: Sequence[Any] | None = None, *, seen: Sequence[str] = ("train", "training_test")
+    ) -> pa.Table:
+        """The `k` best items of users (raw ids; None: all): `user`, `rank`, `item`, `score`, best first.
+
+        Items that a user has in the splits `seen` are left out. A user that the data set does not have is an error.
+        """
+        import pyarrow as pa
+
+        from invdist.serving.ids import UNKNOWN
+        from invdist.serving.recommending import recommendations
+
+        opened, chosen = self._opened, None
+        if users is not None:
+            raw = _raw_ids("user", users)
+            chosen = opened.users.indices(opened.users.cast(raw))
+            if (chosen == UNKNOWN).any():
+                missing = raw.filter(pa.array(chosen == UNKNOWN)).to_pylist()
+                raise UserError(f"{len(missing)} users are not in the run's data set, such as {missing[0]!r}")
+        schema, tables = recommendations(opened, k, chosen, seen)
+        return pa.concat_tables([schema.empty_table(), *tables])
+
+    def score(self, pairs: Any, *, unknown: Unknown = "drop") -> pa.Table:
+        """Logits and probabilities of pairs (as for `annotate`): `user`, `item`, `score`, `probability`."""
+        from invdist.serving.recommending import ScoreTables
+        from invdist.serving.scoring import Scorer
+
+        return ScoreTables(Scorer.of(self._opened, unknown)).table(self._pairs(pairs))
+
+    def export(self, output: str | Path | None = None) -> Path:
+        """Writes tensors, card and scoring program, as `invdist export`; gives the folder (default: RUN/export)."""
+        from invdist.serving.exporting import export
+
+        where = Path(output) if output is not None else self.path / "export"
+        export(self._opened, str(where))
+        return where
+
+    @property
+    def _history(self) -> History:
+        from invdist.reporting.history import History
+
+        return History.read(self.path)
+
+    @cached_property
+    def _opened(self) -> OpenedRun:
+        from invdist.serving.opened import open_run
+
+        return open_run(self.path, self._overrides)
+
+    def _pairs(self, given: Any) -> Pairs:
+        from invdist.serving.pairs import match
+
+        try:
+            user, item = (_raw_ids(name, given[name]) for name in ("user", "item"))
+        except (KeyError, TypeError, IndexError) as error:
+            raise UserError(f"pairs need columns 'user' and 'item' with raw ids: {error}") from error
+        if len(user) != len(item):
+            raise UserError(f"pairs need as many users as items, not {len(user)} and {len(item)}")
+        return match(user, item, self._opened.users, self._opened.items)
+
+
+def _raw_ids(name: str, values: Any) -> pa.Array:
+    """Raw ids from a list, an array, or a column of a table or data frame."""
+    import pyarrow as pa
+
+    from invdist.data.readers import canonical
+
+    try:
+        array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(values)
+    except pa.ArrowException as error:
+        raise UserError(f"{name} ids must be all numbers or all text: {error}") from error
+    return canonical(pa.RecordBatch.from_arrays([array], [name]), Path("pairs"))[name]
+
+
+def _as_mapping(config: Config) -> Mapping[str, Any]:
+    from invdist import config as configs
+    from invdist.plain_yaml import parse
+
+    return parse(configs.dump(config).encode(), "config")
+
+
+def _run_command(arguments: list[str], show: bool) -> list[str]:
+    """Runs this Python with `arguments`, printing its lines as they come; gives the last of them."""
+    package = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    lines: deque[str] = deque(maxlen=50)
+    try:
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if show:
+                print(line, end="", flush=True)
+        code = process.wait()
+    except BaseException:
+        process.terminate()  # it saves and ends
+        process.wait()
+        raise
+    if code:
+        told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        raise UserError(told[-1] if told else f"training failed (exit code {code}):\n" + "\n".join(lines))
+    return list(lines)

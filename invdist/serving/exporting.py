@@ -1,0 +1,111 @@
+"""A trained model that leaves the house: tensors, a card that says what they are, and a program that scores pairs."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from invdist import config as configs
+from invdist.data.ids import id_table
+from invdist.engine.checkpoint import safetensors
+from invdist.install import installed
+from invdist.model.frozen import FrozenModel
+from invdist.plain_yaml import parse
+from invdist.reporting.history import METRICS_FILE, History
+from invdist.serving.annotating import checkpoint_identity
+from invdist.serving.opened import OpenedRun
+from invdist.serving.output import Output
+
+CARD = "card.json"
+TENSORS = "model.safetensors"
+PROGRAM = "scorer.pt2"
+
+_USAGE = (
+    "import torch; scorer = torch.export.load('scorer.pt2').module(); "
+    "logits = scorer(user, item)  # int64 indices of one length; users.parquet and items.parquet map raw ids to them"
+)
+
+
+def export(run: OpenedRun, where: str) -> dict[str, Any]:
+    """Writes the new folder `where` and gives its card.
+
+    `model.safetensors`: the rows of users and items and the dense weights. `scorer.pt2`: a `torch.export`ed program
+    from (user, item) indices, any number of them, to logits; it needs torch and nothing else. `users.parquet`,
+    `items.parquet`: raw ids by index. `card.json`: what all this is, written last.
+    """
+    output = Output(where, {"format": "invdist export", "version": 1}, manifest=CARD)
+    files = {
+        TENSORS: _write(output, TENSORS, safetensors.encode(run.model.state_dict())),
+        PROGRAM: _write_program(output, run.model),
+        "users.parquet": _write_table(output, "users.parquet", id_table(run.users.raw)),
+        "items.parquet": _write_table(output, "items.parquet", id_table(run.items.raw)),
+    }
+    card = {**_card(run), "files": files, "usage": _USAGE}
+    output.finish(card)
+    return {**output.job, **card}
+
+
+def scoring_program(model: FrozenModel) -> torch.export.ExportedProgram:
+    """The model as a program of torch operators alone: int64 `[n]` users and items to float32 `[n]` logits."""
+    example = torch.zeros(2, dtype=torch.int64)
+    pairs = torch.export.Dim("pairs")
+    return torch.export.export(model, (example, example), dynamic_shapes=({0: pairs}, {0: pairs}))
+
+
+def _card(run: OpenedRun) -> dict[str, Any]:
+    config, dataset = run.config, run.dataset
+    final = (History.read(run.folder).final if (run.folder / METRICS_FILE).is_file() else None) or {}
+    return {
+        "run": run.folder.name,
+        "method": config.method,
+        "model": config.model,
+        "metrics": {split: final.get(split) for split in ("valid", "test")},
+        "checkpoint": {
+            "identity": checkpoint_identity(run.checkpoint),
+            "epoch": run.checkpoint.position.epoch,
+            config.training.metric: run.checkpoint.metric,
+        },
+        "dataset": {
+            "fingerprint": dataset.fingerprint,
+            "users": dataset.users,
+            "items": dataset.items,
+            "summary": dataset.summary,
+        },
+        "config": parse(configs.dump(config).encode(), "settings"),
+        "made_with": {name: installed(name) for name in ("invdist", "torch")},
+    }
+
+
+def _write(output: Output, name: str, content: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with output.create(name) as file:
+        for piece in content:
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _write_program(output: Output, model: FrozenModel) -> dict[str, Any]:
+    # torch writes to a local file only; the output may be anywhere.
+    folder = Path(tempfile.mkdtemp(prefix="invdist-export-"))
+    try:
+        torch.export.save(scoring_program(model), folder / PROGRAM)
+        with (folder / PROGRAM).open("rb") as file:
+            return _write(output, PROGRAM, iter(lambda: file.read(8 << 20), b""))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _write_table(output: Output, name: str, table: pa.Table) -> dict[str, Any]:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return _write(output, name, [sink.getvalue().to_pybytes()])
