@@ -68,8 +68,7 @@ def run_trials(
             scheduler=scheduler,
             max_concurrent_trials=concurrent,
             reuse_actors=True,
-            metric=METRIC,
-            mode="max",
+            # No metric here: Tune would end the whole study on a trial that fails before its first epoch.
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(

@@ -1,0 +1,68 @@
+"""Selection on validation alone, and the table that people read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from invdist.studying import results
+from invdist.studying.space import Case
+from invdist.studying.spec import load
+from invdist.studying.tables import markdown
+from invdist.studying.trial import Result, Trial
+from tests.studying.specs import tiny, written
+
+
+def _trial(folder: Path, strategy: str, role: str, seed: int, result: Result | None, **point: object) -> Trial:
+    case = Case("feed", strategy, "gmf")
+    name = f"{strategy}-{role}-{seed}-{'-'.join(map(str, point.values()))}"
+    trial = Trial(case, role, seed, dict(point), "", folder / name)
+    if result is not None:
+        result.write(trial.folder)
+    return trial
+
+
+def test_selection_looks_at_validation_and_nothing_else(tmp_path: Path):
+    def tuned(gamma: float, best: float | None, test: float, status: str = "finished") -> Trial:
+        ended = Result(status=status, best=best, test={"auc": test})
+        return _trial(tmp_path, "ig", "tuning", 9, ended, gamma=gamma)
+
+    low = tuned(0.1, 0.70, test=0.99)
+    high = tuned(0.2, 0.71, test=0.10)
+    failed = tuned(0.3, None, test=1.0, status="failed")
+    unfinished = _trial(tmp_path, "ig", "tuning", 9, None, gamma=0.4)
+    assert results.select([low, high, failed, unfinished]) is high
+    assert results.select([failed]) is None
+
+
+def test_the_table_shows_spread_floor_failures_and_who_is_ahead(tmp_path: Path):
+    study = load(written(tiny(tmp_path), tmp_path))
+
+    def rows_of(strategy: str, values: list[float], extra: list[Trial]) -> results.Row:
+        runs = [
+            _trial(
+                tmp_path,
+                strategy,
+                "seed",
+                seed,
+                Result(status="finished", best=v, test=dict.fromkeys(results.METRICS, v)),
+            )
+            for seed, v in enumerate(values)
+        ]
+        return results.row(Case("feed", strategy, "gmf"), [*runs, *extra], {"optimizer.gamma": 0.01})
+
+    broken = _trial(tmp_path, "none", "tuning", 9, Result(status="failed", reason="out of luck"), gamma=9)
+    rows = [
+        rows_of("none", [0.60, 0.62], [broken]),
+        rows_of("ig", [0.70, 0.72], []),
+        rows_of("means", [0.65, 0.65], []),
+    ]
+    described = {"users": 2, "items": 3, "rows": {"train": 4}, "fingerprint": "f"}
+    text = markdown(study, study.tables[0], rows, described, "auc", 10)
+    assert "| none | gmf | 0.6100 ± 0.0141 |" in text
+    assert "| ig | gmf | **0.7100 ± 0.0141** |" in text
+    assert "| means | - |" in text
+    assert "0.7000 / 0.6000 / 0.5000" in text  # published
+    assert "On gmf: **ig on gmf** 0.7100, ahead of means 0.6500 by 0.0600 AUC, paired t-test over 2 seeds" in text
+    assert "1, 1 failed" in text
+    assert "out of luck" in text
+    assert "`optimizer.gamma=0.01`" in text

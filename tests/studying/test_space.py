@@ -1,0 +1,129 @@
+"""Which trials a study has, and what it refuses before the first of them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from invdist import config as configs
+from invdist.errors import UserError
+from invdist.studying import run as running
+from invdist.studying.space import cases, draw, identity, resolve
+from invdist.studying.spec import load
+from tests.studying.specs import tiny, written
+
+
+def test_draws_are_different_points_of_the_product_and_repeatable():
+    choices = {"a": [1, 2, 3], "b": ["x", "y"], "c": [0.1, 0.2, 0.3, 0.4]}
+    everything = [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
+    points = draw(choices, 8, "seed")
+    assert len(points) == 8
+    assert all(point in everything for point in points)
+    assert all(points.count(point) == 1 for point in points)
+    assert points == draw(choices, 8, "seed") != draw(choices, 8, "other")
+
+
+def test_a_small_space_is_gone_through_whole():
+    points = draw({"a": [1, 2], "b": [3, 4]}, 8, "seed")
+    assert sorted((p["a"], p["b"]) for p in points) == [(1, 3), (1, 4), (2, 3), (2, 4)]
+
+
+def test_points_to_start_with_come_first_and_count_as_trials():
+    first = {"a": 3, "b": "y"}
+    points = draw({"a": [1, 2, 3, 4], "b": ["x", "y", "z"]}, 5, "seed", [first])
+    assert points[0] == first
+    assert len(points) == 5
+    assert points.count(first) == 1
+
+
+def test_every_strategy_and_backbone_has_the_same_budget_and_means_is_always_there(tmp_path: Path):
+    mapping = tiny(tmp_path, models=["gmf", "neumf"], trials=3)
+    mapping["space"].append({"strategies": ["none"], "choices": {"optimizer.weight_decay": [0.0, 0.1]}})
+    study = load(written(mapping, tmp_path))
+    rows = cases(study, study.tables[0])
+    assert [(row.strategy, row.backbone) for row in rows] == [
+        ("none", "gmf"),
+        ("ig", "gmf"),
+        ("none", "neumf"),
+        ("ig", "neumf"),
+        ("means", "-"),
+    ]
+    assert {len(row.points) for row in rows if row.strategy != "means"} == {3}
+
+
+def test_compared_values_are_rows_of_their_own(tmp_path: Path):
+    study = load(written(tiny(tmp_path, strategies=["ig"], compare={"ig.alpha_ratio": [0.1, 50]}), tmp_path))
+    rows = cases(study, study.tables[0])
+    assert [row.label for row in rows] == ["ig, alpha_ratio 0.1", "ig, alpha_ratio 50", "means"]
+    assert {point["ig.alpha_ratio"] for point in rows[1].points} == {50}
+
+
+def test_tuning_configs_do_not_see_the_test_rows(tmp_path: Path):
+    study = load(written(tiny(tmp_path), tmp_path))
+    case = cases(study, study.tables[0])[0]
+    tuning = resolve(study, study.tables[0], case, case.points[0], 0, path="x")
+    assert tuning.training.test is False
+    assert (tuning.ray.workers, tuning.data.readers) == (1, 0)
+
+
+def test_identity_is_of_settings_and_data_not_of_places(tmp_path: Path):
+    study = load(written(tiny(tmp_path), tmp_path))
+    case = cases(study, study.tables[0])[0]
+    one, other = (resolve(study, study.tables[0], case, case.points[0], 0, path=path) for path in ("x", "y"))
+    assert identity(one, "data") == identity(other, "data") != identity(one, "other data")
+    other.optimizer.gamma *= 2
+    assert identity(one, "data") != identity(other, "data")
+    assert configs.from_text(configs.dump(one)).data.path == "x"  # the config itself is left as it was
+
+
+def _space(choices: dict) -> dict:
+    return {"space": [{"choices": choices}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"strategies": ["none", "igg"]}, "igg"),
+        ({"models": ["gmff"]}, "gmff"),
+        (_space({"optimizer.gama": [0.1]}), "did you mean optimizer.gamma"),
+        (_space({"ig.alfa": [0.1]}), "ig.alfa"),
+        (_space({"optimizer.gamma": [0.001, 0.01, -1]}), "above 0, not -1"),
+        (_space({"optimizer.gamma": []}), "at least one value"),
+        ({"base": {"trainning": {"epochs": 1}}}, "did you mean training"),
+        ({"search": "grid", **_space({"optimizer.gamma": [0.1, 0.2, 0.3]})}, "the grid has 3 points"),
+        ({"tuning_seed": 1}, "selected on another seed"),
+        ({"seeds": [0, 0]}, "none twice"),
+        ({"trails": 8}, "did you mean trials"),
+        ({"start": [{"settings": {"optimizer.gamma": 7}}]}, "not among its choices"),
+        ({"tables": [{"name": "a", "data": {}}]}, "either a path or"),
+        ({"tables": [{"name": "a/b", "data": {"path": "x"}}]}, "without slashes"),
+        ({"tables": [{"name": "a", "data": {"path": "no-such-folder"}}]}, "no-such-folder"),
+        ({"tables": [{"name": "a", "data": {"prepare": {"kind": "ml-2m"}}}]}, "no kind of log"),
+        ({"tables": [{"name": "a", "data": {"prepare": {"kind": "ml-1m", "input": ["nowhere.zip"]}}}]}, "nowhere.zip"),
+        ({"tables": [{"name": "a", "data": {"prepare": {"kind": "synthetic", "options": {"prest": 1}}}}]}, "prest"),
+    ],
+)
+def test_a_wrong_study_is_refused_before_anything_is_made(tmp_path: Path, changes: dict, expected: str):
+    with pytest.raises(UserError) as error:
+        running.check(load(written(tiny(tmp_path, **changes), tmp_path)))
+    assert expected in str(error.value)
+    assert not (tmp_path / "studies").exists()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_unknown_tables_are_refused_and_own_data_takes_one_path(tmp_path: Path):
+    path = written(tiny(tmp_path), tmp_path)
+    with pytest.raises(UserError, match="it has feed"):
+        load(path, only=["fed"])
+    own = load(path, data="data/mine")
+    assert [table.data.path for table in own.tables] == ["data/mine"]
+    assert own.tables[0].published == {}
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("configs/study/*.yaml")), ids=lambda p: p.stem)
+def test_shipped_studies_are_valid_in_every_point(path: Path):
+    study = load(path)
+    for table in study.tables:
+        assert all(case.points for case in cases(study, table))

@@ -1,0 +1,116 @@
+"""A study end to end: tuned, selected, tested, killed and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from invdist import study as command
+from invdist.private_ray import PrivateRay
+from invdist.reporting.history import History
+from invdist.studying import run as running
+from invdist.studying.spec import load
+from tests.studying.specs import tiny, written
+
+
+def _results(folder: Path) -> dict[Path, dict]:
+    return {path.parent: json.loads(path.read_text()) for path in folder.glob("studies/tiny/trials/**/trial.json")}
+
+
+def test_a_study_from_the_spec_to_the_table(tmp_path: Path, ray_cluster: PrivateRay):
+    study = load(written(tiny(tmp_path), tmp_path))
+    lines: list[str] = []
+    path = running.run(study, command="the command", say=lines.append)
+
+    text = path.read_text()
+    assert "`the command`" in text
+    assert all(f"| {name} | " in text for name in ("none", "ig", "means"))
+    assert "paired t-test over 2 seeds" in text
+    table = pq.read_table(study.path / "results.parquet").to_pylist()
+    tuning = [row for row in table if row["role"] == "tuning"]
+    tested = [row for row in table if row["role"] == "seed"]
+    assert sorted((row["strategy"], row["seed"]) for row in tested) == [
+        (name, seed) for name in ("ig", "means", "none") for seed in (0, 1)
+    ]
+    assert len(tuning) == 4  # means has nothing to choose here
+
+    # Test rows were touched by the selected settings alone, and those are the best on validation.
+    assert all(row["test_auc"] is None for row in tuning)
+    assert all(row["test_auc"] is not None for row in tested)
+    for run in (study.path / row["run"] for row in tuning):
+        final = History.read(run).final
+        assert final is None or final["test"] is None
+    for name in ("none", "ig"):
+        mine = [row for row in tuning if row["strategy"] == name]
+        best = max(mine, key=lambda row: row["valid_auc"] or 0)
+        assert {row["setting"] for row in tested if row["strategy"] == name} == {best["setting"]}
+
+    assert all((study.path / row["run"] / "metrics.jsonl").is_file() for row in table)
+    assert (study.path / "figures" / "feed-metrics.html").is_file()
+    assert (study.path / "figures" / "feed-directions.html").is_file()
+    assert sum("seed 0" in line for line in lines) == 3
+
+    before = _results(tmp_path)
+    lines.clear()
+    running.run(study, resume=True, command="the command", say=lines.append)
+    assert _results(tmp_path) == before
+    assert not any(line.startswith("[") for line in lines)
+
+
+def test_a_trial_that_fails_is_shown_and_does_not_sink_the_study(tmp_path: Path, ray_cluster: PrivateRay):
+    mapping = tiny(tmp_path, strategies=["srns"], seeds=[0])
+    mapping["space"] = [{"choices": {"srns.memory": [1, 16], "unlabeled.rate": [4]}}]
+    study = load(written(mapping, tmp_path))
+    lines: list[str] = []
+    text = running.run(study, say=lines.append).read_text()
+    assert any("failed: srns.memory: 1 candidates of a user cannot give unlabeled.rate=4" in line for line in lines)
+    assert "srns.memory: 1 candidates of a user" in text
+    assert "| srns | gmf | " in text
+    assert "`srns.memory=16`" in text
+    assert "2, 1 failed" in text
+
+
+def test_a_killed_study_continues_without_repeating_what_is_done(tmp_path: Path, ray_cluster: PrivateRay):
+    mapping = tiny(tmp_path, concurrent=1)
+    path = written(mapping, tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "invdist.study", "--config", str(path)],
+        env={**os.environ, "RAY_ADDRESS": ray_cluster.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    deadline = time.monotonic() + 90
+    while len(_results(tmp_path)) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    output = process.communicate()[0].decode()
+    done = {folder: (folder / "trial.json").stat().st_mtime_ns for folder in _results(tmp_path)}
+    assert 2 <= len(done) < 9, output
+
+    lines: list[str] = []
+    study = load(path)
+    running.run(study, resume=True, say=lines.append)
+    assert {folder: (folder / "trial.json").stat().st_mtime_ns for folder in done} == done
+    assert len(_results(tmp_path)) == 10
+    assert any("done before" in line for line in lines)
+
+
+def test_a_study_that_exists_is_not_overwritten_and_own_typing_errors_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = written(tiny(tmp_path), tmp_path)
+    (tmp_path / "studies" / "tiny").mkdir(parents=True)
+    assert command.main(["--config", str(path)]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert command.main(["--config", str(path), "base.optimizer.gama=1", "name=other"]) == 2
+    assert "optimizer.gama" in capsys.readouterr().err
+    assert command.main(["--config", str(path), "--plan"]) == 0
+    assert "ig-gmf: 2 tuning trials, then 2 seeds" in capsys.readouterr().out
