@@ -61,7 +61,7 @@ class Browser:
         self._pid = os.posix_spawn(
             program,
             [program, *_FLAGS, f"--user-data-dir={self._profile}"],
-            os.environ,
+            os.environ | {"TMPDIR": self._profile},  # it is killed at the end, so its leftovers must be ours
             file_actions=[(os.POSIX_SPAWN_DUP2, source, place) for source, place in places],
             setpgroup=0,
         )
@@ -148,7 +148,7 @@ class Page:
             raise RuntimeError(details.get("exception", {}).get("description") or details.get("text"))
         return answer["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = 30.0) -> None:
+    def wait(self, condition: str, seconds: float = 60.0) -> None:
         """Waits until a JavaScript expression is true."""
         deadline = time.monotonic() + seconds
         while not self.evaluate(condition):

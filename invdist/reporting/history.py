@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,18 @@ class History:
             return None
         return self.events[_last(kinds, "final")]
 
-    @property
+    @cached_property
     def steps(self) -> list[Event]:
         """`step` events in order of `global_step`, each step once."""
         kept = {event["global_step"]: event for event in self.of("step")}
         return [kept[step] for step in sorted(kept)]
 
-    @property
+    @cached_property
     def direction_steps(self) -> list[Event]:
         """The steps that chose a direction: phase 2 of inverse gradient."""
         return [event for event in self.steps if event.get("direction") is not None]
 
-    @property
+    @cached_property
     def epochs(self) -> list[Event]:
         """`epoch` events in order, each epoch once."""
         kept = {event["epoch"]: event for event in self.of("epoch")}
