@@ -60,6 +60,11 @@ def test_a_candidate_stands_in_memory_once_and_keeps_its_history() -> None:
     assert memory.past[0, 2, 1:].isnan().all()
 
 
+def test_memory_takes_the_bytes_it_says() -> None:
+    memory = _memory(users=1000, slots=16, history=5)
+    assert memory.item.nbytes + memory.past.nbytes == 1000 * 16 * (4 + 4 * 5)
+
+
 def test_history_is_bounded() -> None:
     memory = _memory(slots=1, history=2)
     for score in (1.0, 2.0, 3.0):

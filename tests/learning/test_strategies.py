@@ -311,6 +311,13 @@ def test_a_plugin_that_cannot_be_imported_is_named(installed) -> None:
         STRATEGIES.names()
 
 
+def test_the_documented_example_is_the_one_that_is_run(repository: Path) -> None:
+    text = (repository / "docs" / "strategies.md").read_text()
+    example = text.split("```python\n")[1].split("```")[0]
+    assert example in (Path(__file__).parent / "third_party.py").read_text()
+    assert [name for name in STRATEGIES.names() if f"| `{name}` |" not in text] == []
+
+
 def test_every_strategy_of_the_paper_is_a_choice() -> None:
     assert {"none", "ns", "t_ce", "r_ce", "dns", "srns", "idl", "ig", "means"} <= set(STRATEGIES.names())
 
