@@ -186,9 +186,9 @@ def test_linked_folder_is_neither_loaded_nor_removed(folder: Path, tmp_path: Pat
     read_all(folder)
 
 
-def test_absurd_sizes_are_refused_before_memory_is_asked_for(folder: Path) -> None:
+@pytest.mark.parametrize("huge", [10**12, 10**15, 10**30])
+def test_absurd_sizes_are_refused_before_memory_is_asked_for(folder: Path, huge: int) -> None:
     manifest = manifest_of(folder)
-    huge = 10**15
     for table in manifest["tables"]:
         if table["name"] == "user":
             table["rows"] = huge
@@ -198,7 +198,7 @@ def test_absurd_sizes_are_refused_before_memory_is_asked_for(folder: Path) -> No
             for part in entry["parts"]:
                 part["rows"] = huge
     put(folder, manifest)
-    with pytest.raises(DamagedCheckpoint, match=rf"{huge} x \d+ values do not fit|a size that can be"):
+    with pytest.raises(DamagedCheckpoint, match=rf"{huge} x \d+ values do not fit|expected .*size"):
         read_all(folder)
     # The manifest may claim a large file too; the file itself is not large.
     manifest["files"]["rank-0.safetensors"]["bytes"] = 2**47

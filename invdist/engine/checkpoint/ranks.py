@@ -11,18 +11,19 @@ import torch.distributed as dist
 
 from invdist.model.comm import Comm
 
-_PATIENCE = timedelta(minutes=30)  # a rank may write gigabytes while the others wait for its word
-
 
 class Ranks:
-    """The ranks of `comm` (None: this process alone). Every rank makes it at the same time."""
+    """The ranks of `comm` (None: this process alone). Every rank makes it at the same time.
 
-    def __init__(self, comm: Comm | None) -> None:
+    A rank that says nothing for `timeout_s` is taken for lost.
+    """
+
+    def __init__(self, comm: Comm | None, timeout_s: float) -> None:
         self.rank, self.size = (comm.rank, comm.size) if comm else (0, 1)
         self._group = None
         if comm is not None and comm.size > 1:
             members = dist.get_process_group_ranks(comm.group or dist.group.WORLD)
-            self._group = dist.new_group(members, timeout=_PATIENCE, backend="gloo")
+            self._group = dist.new_group(members, timeout=timedelta(seconds=timeout_s), backend="gloo")
 
     def gather(self, word: dict[str, Any]) -> list[dict[str, Any]]:
         """What every rank says, in order of rank; as JSON, so that nothing received can run."""

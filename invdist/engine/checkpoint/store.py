@@ -41,6 +41,7 @@ class CheckpointStore:
 
     Every rank makes one at the same time and calls `save`, `wait` and `load` in step with the others. Larger metrics
     are better. `keep_last` counts the newest, `keep_best` those with the best metrics; the others are removed.
+    A rank that has not written its part `timeout_s` after another has makes the save fail.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class CheckpointStore:
         keep_last: int = 2,
         keep_best: int = 1,
         asynchronous: bool = True,
+        timeout_s: float = 1800.0,
     ) -> None:
         self.folder = folder if isinstance(folder, Folder) else Folder.at(folder)
         self.keep_last, self.keep_best, self.asynchronous = max(1, keep_last), keep_best, asynchronous
-        self._ranks = Ranks(comm)
+        self._ranks = Ranks(comm, timeout_s)
         self._snapshot = Snapshot()
         self._writing: threading.Thread | None = None
         self._failure: str | None = None
