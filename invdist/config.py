@@ -188,8 +188,8 @@ class RayConfig:
     """CPUs that Ray reserves for each worker."""
     timeout_s: Positive = 300.0
     """A collective that waits longer than this fails instead of hanging."""
-    max_failures: CountOrZero = 3
-    """Restarts of the worker group before the run gives up."""
+    max_failures: Annotated[int, Range(at_least=-1)] = 3
+    """Restarts of the worker group before the run gives up; -1: as often as it takes."""
 
 
 def _methods() -> list[str]:

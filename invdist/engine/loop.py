@@ -6,6 +6,7 @@ Every rank runs the same `Trainer` in step with the others. It knows no strategy
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -296,11 +297,15 @@ class Trainer:
 
     def _announce(self) -> None:
         layout = self.model.rows.layout
+        pids = torch.zeros(self.comm.size, dtype=torch.float64, device=self.device)
+        pids[self.comm.rank] = os.getpid()
+        pids = self.comm.all_reduce(pids).wait()
         self.events.write(
             "start",
             method=self.config.method,
             model=self.config.model,
             world_size=self.comm.size,
+            pids=[int(pid) for pid in pids],
             device=str(self.device),
             backend=torch.distributed.get_backend(self.comm.group),
             plan=[

@@ -59,7 +59,7 @@ class CheckpointStore:
         self._ranks = Ranks(comm, timeout_s)
         self._snapshot = Snapshot()
         self._writing: threading.Thread | None = None
-        self._failure: str | None = None
+        self._failure: Exception | None = None
 
     # Saving
 
@@ -97,19 +97,23 @@ class CheckpointStore:
             self.wait()
 
     def wait(self) -> None:
-        """Returns when the last save is committed; raises `UserError` on every rank if it could not be."""
+        """Returns when the last save is committed; raises on every rank if it could not be.
+
+        A `UserError` says what to mend; a `RuntimeError` means that another rank is gone.
+        """
         if self._writing is not None:
             self._writing.join()
             self._writing = None
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise UserError(failure)
+            raise failure
 
     def _write(self, head: dict[str, Any], written: Iterable[Piece]) -> None:
         """All of a save but the copy; what goes wrong on any rank becomes the failure of every rank."""
         step = head["position"]["global_step"]
         name = f"step-{step:09d}"
         target = self.folder.child(name + _PARTIAL if self.folder.local else name)
+        kind: type[Exception] = UserError
         try:
             failure = self._in_turn(
                 lambda: self._prepare(target),
@@ -118,13 +122,14 @@ class CheckpointStore:
             )
         except RuntimeError as error:  # of the process group: another rank is gone
             failure = f"the ranks lost each other: {error}"
+            kind = RuntimeError  # not the user's to mend: a restart of the ranks is
         if failure is None:
             return
         if self._ranks.rank == 0:
             _attempt(target.remove)
         last = _attempt(lambda: self.latest(valid_only=True)).get("result")
         kept = f"{last.path} is still good" if last else "there is no other checkpoint"
-        self._failure = f"the checkpoint of step {step} was not saved in {self.folder}: {failure}; {kept}"
+        self._failure = kind(f"the checkpoint of step {step} was not saved in {self.folder}: {failure}; {kept}")
 
     def _in_turn(
         self,
