@@ -223,12 +223,8 @@ class TestSignals:
     """A launcher that is stopped or killed takes everything with it."""
 
     def _start(self, folder: Path, tiny_data: Path) -> tuple[subprocess.Popen[str], list[str]]:
-        command = [
-            str(LAUNCH / "local.sh"),
-            f"data.path={tiny_data}",
-            "training.epochs=1000000",
-            "training.patience=1000000",
-        ]
+        endless = ("training.epochs=1000000", "training.patience=1000000", "ray.workers=1")
+        command = [str(LAUNCH / "local.sh"), f"data.path={tiny_data}", *endless]
         environment = os.environ | {"INVDIST_VENV": sys.prefix}
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -264,7 +260,7 @@ class TestSignals:
         owned = self._owned(process, token)
         assert len(owned) > 10
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=120)
         assert process.returncode == 130, rest
         assert [pid for pid in owned if _alive(pid)] == []
         assert not Path(token).parent.exists()
