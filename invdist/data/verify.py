@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 from invdist.data.schema import SCHEMAS, SPLITS, fingerprint
 from invdist.errors import UserError
 
+_PLAIN_NAME = re.compile(r"([a-z_]+/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*\.parquet")
 _COUNTS = ("users", "items", "row_group_rows")
 
 
@@ -37,16 +40,31 @@ def verify_manifest(manifest: dict[str, Any], where: str) -> None:
     unclear, truth = manifest["shards"]["unclear"], manifest["shards"]["truth"]
     if [entry["rows"] for entry in unclear] != [entry["rows"] for entry in truth]:
         raise UserError(f"{where}: shards of truth are not aligned with those of unclear")
+    for name, entry in manifest["files"].items():
+        if not _whole_entry(entry):
+            raise UserError(f"{where}: files.{name}: expected file, rows, bytes and sha256")
     for name in ("users", "items"):
-        if not _whole_entry(manifest["files"].get(name)):
+        if name not in manifest["files"]:
             raise UserError(f"{where}: files.{name} is missing")
+    for folder, entries in (*manifest["shards"].items(), ("", manifest["files"].values())):
+        for entry in entries:
+            _check_stays_inside(entry["file"], folder, where)
     if manifest.get("fingerprint") != fingerprint(manifest):
         raise UserError(f"{where} was changed after it was written: its fingerprint does not fit its shards")
+    for name in ("users", "items"):
+        if manifest["files"][name]["rows"] != manifest[name]:
+            raise UserError(f"{where}: {manifest[name]} {name}, but files.{name} has {manifest['files'][name]['rows']}")
 
 
 def _whole_entry(entry: Any) -> bool:
     kinds = {"file": str, "rows": int, "bytes": int, "sha256": str}
     return isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in kinds.items())
+
+
+def _check_stays_inside(file: str, folder: str, where: str) -> None:
+    """A manifest is untrusted: the files that it names lie in its own folders, whatever it says."""
+    if not _PLAIN_NAME.fullmatch(file) or (folder and not file.startswith(f"{folder}/")):
+        raise UserError(f"{where}: {file!r} is not the name of a parquet file in {folder or 'the data set'}")
 
 
 def _check_no_copies(shards: list[dict[str, Any]], where: str) -> None:
@@ -91,6 +109,8 @@ def _check_file(
     info = filesystem.get_file_info(target)
     if info.type != pafs.FileType.File:
         raise UserError(f"{where} is missing; the manifest names it")
+    if isinstance(filesystem, pafs.LocalFileSystem) and os.path.islink(target):
+        raise UserError(f"{where} is a link; a data set holds its files itself")
     if full or info.size != entry["bytes"]:
         with filesystem.open_input_file(target) as file:
             content = file.read_buffer()

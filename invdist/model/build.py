@@ -48,14 +48,13 @@ def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None =
         backbone = BACKBONES.build(spec.model, dim=spec.dim, dropout=spec.dropout, bias=spec.bias)
     backbone.to(device)
     tables = shard_tables(
-        tuple(
-            Table(name, rows, backbone.columns) for name, rows in (("user", spec.users), ("item", spec.items))
-        ),
+        tuple(Table(name, rows, backbone.columns) for name, rows in (("user", spec.users), ("item", spec.items))),
         spec.sharding,
         device=device,
         batch_size=spec.batch_size,
         hbm_gb=spec.hbm_gb,
         ddr_gb=spec.ddr_gb,
+        copies={"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer],
         group=comm.group,
     )
     rows = Rows(tables, comm, lambda arena, rows: _row_optimizer(spec, arena, rows))

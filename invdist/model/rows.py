@@ -44,7 +44,6 @@ class Rows:
         self.arena = tables.arena
         self.plan_stats = tables.stats
         self.comm = comm
-        self._module = tables.module
         self._where = _Where(self.layout, comm.size, self.arena.device)
         self._owners = self._owner_groups()
         self.optimizer = make_optimizer(self.arena, self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import warnings
 from dataclasses import dataclass
@@ -78,8 +79,6 @@ class ShardedTables:
 
     layout: Layout
     arena: Tensor
-    module: torch.nn.Module
-    """The TorchRec module that owns the memory of the arena."""
     stats: str
     """TorchRec's own account of the plan (`EmbeddingStats`), on the first rank only: the one that plans."""
 
@@ -92,12 +91,13 @@ def shard_tables(
     batch_size: int,
     hbm_gb: float,
     ddr_gb: float,
+    copies: float = 1.0,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedTables:
     """Plans and allocates `tables` over the ranks of `group`.
 
-    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per
-    rank; a plan that does not fit is a `UserError`.
+    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank and must hold
+    `copies` times the rows: those and their optimizer's state. A plan that does not fit is a `UserError`.
     """
     import torchrec
     from torchrec.distributed import DistributedModelParallel
@@ -132,8 +132,10 @@ def shard_tables(
             topology=Topology(
                 world_size=world_size,
                 compute_device=device.type,
-                hbm_cap=int(hbm_gb * GIB) if device.type == "cuda" else 0,
-                ddr_cap=int(ddr_gb * GIB),
+                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+                # The planner knows nothing of our optimizers' state: it gets the share of the rows themselves.
+                hbm_cap=int(hbm_gb * GIB / copies) if device.type == "cuda" else 0,
+                ddr_cap=int(ddr_gb * GIB / copies),
             ),
             batch_size=max(1, batch_size // world_size),
             constraints={
@@ -163,9 +165,8 @@ def shard_tables(
             sharders=sharders,
             init_data_parallel=False,
         )
-    module: Any = model.module
-    layout, arena = _read_layout(tables, module, dist.get_rank(group), world_size)
-    return ShardedTables(layout, arena, module, _compact(stats._stats_table))
+    layout, arena = _read_layout(tables, model.module, dist.get_rank(group), world_size)
+    return ShardedTables(layout, arena.to(device), _compact(stats._stats_table))
 
 
 def _compact(table: list[str]) -> str:
@@ -228,7 +229,7 @@ def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: 
 
 
 def _lay_arena(layout: Layout, module: Any, rank: int) -> Tensor:
-    """One matrix over the memory of all local shards; copied together once if FBGEMM split them."""
+    """One matrix over the memory of all local shards, which it keeps alive; copied together once if FBGEMM split them."""
     weights: list[Tensor] = []
     for lookup in module._lookups:
         for kernel in getattr(lookup, "module", lookup)._emb_modules:
@@ -237,8 +238,7 @@ def _lay_arena(layout: Layout, module: Any, rank: int) -> Tensor:
     mine = [shard for shard in layout.on(rank) if shard.rows]
     assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], "FBGEMM's order of shards"
     if not weights:
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        return torch.empty((0, layout.width), device=device)
+        return torch.empty((0, layout.width))
     first, step = weights[0], layout.width * weights[0].element_size()
     ends = [w.data_ptr() + w.shape[0] * step for w in weights]
     if [w.data_ptr() for w in weights[1:]] == ends[:-1] and all(w.is_contiguous() for w in weights):

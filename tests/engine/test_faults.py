@@ -164,3 +164,25 @@ def test_a_killed_driver_is_resumed_by_command(tiny_data: Path, tmp_path: Path, 
     assert resumed.returncode == 0, resumed.stderr
     assert "continuing from" in resumed.stdout
     assert same_weights(run, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_done_without(tiny_data: Path, tmp_path: Path, repository: Path) -> None:
+    config = _config(tiny_data, tmp_path, "node", "ray.min_workers=1", "training.epochs=30", "data.readers=0")
+    (tmp_path / "config.yaml").write_text(configs.dump(config))
+    script = repository / "tests" / "engine" / "node_loss.py"
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    ended = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "config.yaml")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    run = tmp_path / "node"
+    assert (run / "node removed").exists()
+    assert [event["world_size"] for event in _events(run, "start")] == [2, 1]
+    assert rows_seen(run, _ROWS) == {"lost_rows": 0, "doubled_rows": 0}
+    assert _events(run, "final")
