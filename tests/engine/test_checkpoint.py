@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from invdist import bench
 from invdist.engine.checkpoint import CheckpointStore, DamagedCheckpoint, Position, read_checkpoint, writer
 from invdist.engine.checkpoint import store as checkpoint_store
 from invdist.errors import UserError
@@ -254,3 +255,11 @@ def test_uri_and_what_cannot_be_reached(tmp_path: Path, strategy: Strategy) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"step 1 was not saved in .*file: .*there is no other checkpoint"):
         save(CheckpointStore(tmp_path / "file", None), strategy, 1)
+
+
+def test_bench_says_how_long_a_save_holds_up_a_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert bench.main(["checkpoint", "--rows", "2000", "--json", "--folder", str(tmp_path)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["bytes"] > 2000 * 32 * 4 * 3
+    assert min(figures[name] for name in ("first_save_blocks_s", "save_blocks_s", "background_write_s", "load_s")) > 0
+    assert os.listdir(tmp_path) == []
