@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from invdist.data import hashing
 from invdist.errors import UserError
 
 _MOST = 2**31 - 1
@@ -20,6 +21,7 @@ class IdMap:
         self.name = name
         self._index: dict[object, int] = {}
         self._type: pa.DataType | None = None
+        self._words = np.empty(0, np.uint64)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -28,15 +30,18 @@ class IdMap:
         """Indices (int32) of raw ids, new ids entered; `raw` holds no nulls."""
         self._check_type(raw.type)
         encoded = raw.dictionary_encode()
-        index = self._index
-        mapped = np.fromiter(
-            (index.setdefault(value, len(index)) for value in encoded.dictionary.to_pylist()),
-            np.int32,
-            len(encoded.dictionary),
-        )
+        index, known = self._index, len(self._index)
+        values = encoded.dictionary.to_pylist()
+        mapped = np.fromiter((index.setdefault(value, len(index)) for value in values), np.int32, len(values))
+        new = [hashing.key(value) for value, at in zip(values, mapped.tolist()) if at >= known]
+        self._words = np.concatenate([self._words, np.array(new, np.uint64)])
         if len(index) > _MOST:
             raise UserError(f"more than {_MOST} distinct {self.name} ids; indices are 32-bit")
         return mapped[encoded.indices.to_numpy(zero_copy_only=False)]
+
+    def words(self, provisional: np.ndarray) -> np.ndarray:
+        """A random word (uint64) of each id, made of the raw id alone: the same in whatever order ids came."""
+        return self._words[provisional]
 
     def known_text(self, raw: list[str]) -> np.ndarray:
         """Provisional indices (int64) of ids written as text, -1 where the id was never entered."""

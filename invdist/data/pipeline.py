@@ -165,7 +165,11 @@ class _Preparation:
                 self.counts["missing_ratings"] += int(np.count_nonzero(np.isnan(column)))
 
     def _bucket(self, records: np.ndarray) -> np.ndarray:
-        pair = records["user"].astype(np.uint64) << np.uint64(32) | records["item"].astype(np.uint64)
+        user, item = records["user"], records["item"]
+        if self.log.universe():
+            pair = user.astype(np.uint64) << np.uint64(32) | item.astype(np.uint64)
+        else:
+            pair = self.user_ids.words(user) * np.uint64(3) + self.item_ids.words(item)
         words = hashing.mix(hashing.key(self.cut.seed, "bucket"), pair)
         return (words % np.uint64(BUCKETS)).astype(np.uint8)
 
@@ -231,13 +235,12 @@ class _Preparation:
 
     def _one_per_pair(self, rows: np.ndarray, counts: Counter[str]) -> np.ndarray:
         pair = rows["user"].astype(np.int64) * self.items + rows["item"]
-        ordered = np.sort(pair)
-        if not np.any(ordered[1:] == ordered[:-1]):
-            return rows
-        # Within a pair: by time, then by the order of the log.
+        # Sorted by pair, the rows stand in an order that the log's own does not change; within a pair by time.
         order = np.lexsort((rows["time"], pair)) if self.log.has_time else np.argsort(pair, kind="stable")
         rows, pair = rows[order], pair[order]
         repeated = pair[1:] == pair[:-1]
+        if not repeated.any():
+            return rows
         same = repeated.copy()
         for name in self.spill.dtype.names[2:]:  # type: ignore[index]
             column = rows[name]

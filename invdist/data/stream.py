@@ -129,15 +129,8 @@ def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any
     """
     import ray
 
-    reader = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(_Reader)
+    # The block maker itself is the actor: its module does not import torch, so a reader starts fast and stays small.
+    reader = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(
+        BlockMaker
+    )
     return [reader.remote(spec) for _ in range(count)]
-
-
-class _Reader:
-    """A `BlockMaker` in a process of its own."""
-
-    def __init__(self, spec: StreamSpec) -> None:
-        self._maker = BlockMaker(spec)
-
-    def part(self, epoch: int, block: int, rank: int, world_size: int) -> dict[str, np.ndarray]:
-        return self._maker.part(epoch, block, rank, world_size)

@@ -61,9 +61,7 @@ def expected_labels(log: dict[str, np.ndarray], duplicates: str = "last") -> dic
         old = best.get((user, item))
         if old is None or (mark[:2] > old[:2]) == (duplicates == "last"):
             best[user, item] = mark
-    return {
-        pair: 1 if rating >= 3 else 0 if rating <= 2 else -1 for pair, (_, _, rating) in best.items()
-    }
+    return {pair: 1 if rating >= 3 else 0 if rating <= 2 else -1 for pair, (_, _, rating) in best.items()}
 
 
 @settings(max_examples=12, deadline=None)
@@ -175,6 +173,17 @@ def test_same_seed_same_bytes(tmp_path: Path):
     first, other = (Dataset.open(str(tmp_path / name / "out")) for name in ("a", "c"))
     assert first.fingerprint != other.fingerprint
     assert triples(first, "test") != triples(other, "test")
+
+
+def test_the_order_of_the_log_does_not_matter(tmp_path: Path):
+    log = random_log(2000)
+    log["time"] = np.arange(2000)
+    mixed = np.random.default_rng(5).permutation(2000)
+    prints = set()
+    for name, order in (("a", slice(None)), ("b", mixed)):
+        (tmp_path / name).mkdir()
+        prints.add(make(tmp_path / name, {key: values[order] for key, values in log.items()})[1]["fingerprint"])
+    assert len(prints) == 1
 
 
 def test_rows_are_written_in_random_order(tmp_path: Path):
