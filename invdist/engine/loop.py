@@ -122,7 +122,8 @@ class Trainer:
         """Goes through the phases from where `position` stands; False if asked to stop."""
         while self.position.phase < len(self.phases):
             phase, stream = self.phases[self.position.phase], self.streams[self.position.phase]
-            while self.position.pass_index < phase.passes:
+            passes = phase.passes if phase.epochs is None or self.position.epoch < phase.epochs else 0
+            while self.position.pass_index < passes:
                 if not self._pass(phase, stream):
                     return False
                 self._advance(pass_index=self.position.pass_index + 1, step=0)
@@ -326,7 +327,8 @@ class Trainer:
         )
 
     def _rows_per_epoch(self) -> int:
-        return sum(s.rows * phase.passes for s, phase in zip(self.streams, self.phases, strict=True))
+        phases = [(s, p) for s, p in zip(self.streams, self.phases, strict=True) if p.epochs is None]
+        return sum(s.rows * phase.passes for s, phase in phases)
 
     def _stream(self, phase: Phase, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> Stream:
         data, unlabeled = self.config.data, self.config.unlabeled

@@ -40,6 +40,8 @@ class Phase:
     passes: int = 1
     source: str | None = None
     """Where unlabeled pairs come from; None: what `unlabeled.source` says."""
+    epochs: int | None = None
+    """Only in the first so many epochs; None: in all."""
 
 
 LABELED = ("train", "training_test")
