@@ -65,6 +65,12 @@ class Driver:
         return (time.perf_counter() - started) / steps
 
 
+def memory_mb(kind: str) -> float:
+    """Memory of this process: `VmRSS` now, `VmHWM` at its peak."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(f"{kind}:"))
+
+
 def on_ranks(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
     """Calls `function(rank, *args)` in fresh processes that form a gloo group, one thread each."""
     context = mp.get_context("spawn")

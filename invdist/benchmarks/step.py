@@ -12,7 +12,7 @@ import statistics
 import torch
 
 from invdist.benchmarks._others import FusedStep, ThreeCopiesStep
-from invdist.benchmarks._steps import Driver, on_ranks, random_batches
+from invdist.benchmarks._steps import Driver, memory_mb, on_ranks, random_batches
 from invdist.errors import UserError
 from invdist.model.backbones import BACKBONES
 from invdist.model.build import ModelSpec, build_recommender
@@ -89,7 +89,7 @@ def _measure(rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: 
         driver(_CHUNK_STEPS)
         figures |= _traffic(driver, "plain_" if name == "plain" else "") if name != "candidates7" else {}
     # Before the tables of the others are made.
-    figures["rss_mb"] = _rss_mb()
+    figures["rss_mb"] = memory_mb("VmRSS")
 
     others = {
         "fused": FusedStep(sizes["users"], sizes["items"], model, sizes["dim"], batches),
@@ -117,8 +117,3 @@ def _traffic(driver: Driver, prefix: str) -> dict[str, float]:
         f"{prefix}collectives": (traffic.collectives - before[0] - barrier) / _CHUNK_STEPS,
         f"{prefix}bytes_sent_per_rank": round((traffic.bytes - before[1]) / _CHUNK_STEPS),
     }
-
-
-def _rss_mb() -> float:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))

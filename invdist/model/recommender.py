@@ -82,11 +82,12 @@ class Recommender:
         third of `vmap` over `functional_call` here; afterwards they are what they were.
         """
         theta = self._flat.clone()
-        tried = [rows + c * deltas if c else rows.detach() for c in candidates]
+        # Nothing is added at 0: 0 * NaN is NaN, and a broken update must not break the pass.
+        tried = [torch.add(rows, deltas, alpha=c) if c else rows.detach() for c in candidates]
         logits = []
         with self.evaluating():
             for c, candidate in zip(candidates, tried, strict=True):
-                torch.add(theta, step.dense, alpha=c, out=self._flat)
+                self._flat.copy_(torch.add(theta, step.dense, alpha=c) if c else theta)
                 logits.append(self.logits(candidate))
         self._flat.copy_(theta)
         return torch.stack(logits), tried

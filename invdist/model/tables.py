@@ -149,19 +149,23 @@ def shard_tables(
             storage_reservation=FixedPercentageStorageReservation(percentage=0.05),
             stats=stats,
         )
-        try:
-            plan = planner.collective_plan(collection, sharders, group)
-        except PlannerError as error:
+        # Not `collective_plan`: where the first rank finds no plan, it leaves the others waiting for one.
+        plan: list[Any] = [None]
+        if dist.get_rank(group) == 0:
+            with contextlib.suppress(PlannerError):
+                plan = [planner.plan(collection, sharders)]
+        dist.broadcast_object_list(plan, group_src=0, group=group)
+        if plan[0] is None:
             raise UserError(
                 f"the tables do not fit {world_size} rank(s) with rows.hbm_gb={hbm_gb:g} and rows.ddr_gb={ddr_gb:g} "
                 f"each as {sharding}: use more ranks, raise the caps to what the machine has, or choose another "
                 f"rows.sharding ({', '.join(SHARDINGS)})"
-            ) from error
+            )
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(group),
             device=device,
-            plan=plan,
+            plan=plan[0],
             sharders=sharders,
             init_data_parallel=False,
         )

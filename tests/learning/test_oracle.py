@@ -36,7 +36,11 @@ MARGIN = 5e-6  # of the winner before the next, at every step: far above what fl
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run. alpha and seed are such that all three directions win, and by `MARGIN`."""
+    """A run in which all three directions win, and by `MARGIN`.
+
+    alpha and seed are such that the textbook itself ends at the same weights in float32 and in float64: where
+    rounding is magnified from step to step, no two correct programs agree.
+    """
 
     model: str
     inner: str
@@ -46,32 +50,37 @@ class Case:
 
 
 CASES = [
-    Case("gmf", "sign", PAPER, 0.05, 5),
-    Case("gmf", "sign", LINE_SEARCH, 0.05, 1),
-    Case("gmf", "sgd", PAPER, 3.0, 4),
-    Case("gmf", "sgd", LINE_SEARCH, 3.0, 4),
-    Case("neumf", "sign", PAPER, 0.02, 2),
-    Case("neumf", "sign", LINE_SEARCH, 0.02, 4),
+    Case("gmf", "sign", PAPER, 0.01, 5),
+    Case("gmf", "sign", LINE_SEARCH, 0.03, 9),
+    Case("gmf", "sgd", PAPER, 1.0, 5),
+    Case("gmf", "sgd", LINE_SEARCH, 1.0, 42),
+    Case("neumf", "sign", PAPER, 0.03, 15),
+    Case("neumf", "sign", LINE_SEARCH, 0.03, 17),
     Case("neumf", "sgd", PAPER, 0.3, 2),
-    Case("neumf", "sgd", LINE_SEARCH, 1.0, 1),
+    Case("neumf", "sgd", LINE_SEARCH, 1.0, 0),
+]
+COMBINATIONS = [
+    (case, sharding)
+    for case in CASES
+    for sharding in SHARDINGS
+    if sharding != "data_parallel" or case.candidates == LINE_SEARCH
 ]
 
 
 def _train(rank: int, ranks: int) -> list[tuple]:
     """First weights, directions, candidate losses and last weights of every case and sharding type."""
     results = []
-    for case in CASES:
-        for sharding in SHARDINGS:
-            model = build_recommender(small_spec(model=case.model, sharding=sharding), torch.device("cpu"))
-            algorithm = InverseGradient(model, alpha=case.alpha, inner=case.inner, candidates=case.candidates)
-            first, details, watch = local_weights(model), [], Stopwatch()
-            for number, step in enumerate(steps(STEPS, case.seed)):
-                batch = step.cut(rank, ranks, number)
-                V, U = Pairs(batch.user, batch.item), Pairs(batch.unlabeled_user, batch.unlabeled_item)
-                details.append(algorithm.step(batch, model.exchange(V, U), watch).details)
-            directions = [detail["direction"] for detail in details]
-            losses = [detail["candidate_losses"] for detail in details]
-            results.append((first, directions, losses, local_weights(model)))
+    for case, sharding in COMBINATIONS:
+        model = build_recommender(small_spec(model=case.model, sharding=sharding), torch.device("cpu"))
+        algorithm = InverseGradient(model, alpha=case.alpha, inner=case.inner, candidates=case.candidates)
+        first, details, watch = local_weights(model), [], Stopwatch()
+        for number, step in enumerate(steps(STEPS, case.seed)):
+            batch = step.cut(rank, ranks, number)
+            V, U = Pairs(batch.user, batch.item), Pairs(batch.unlabeled_user, batch.unlabeled_item)
+            details.append(algorithm.step(batch, model.exchange(V, U), watch).details)
+        directions = [detail["direction"] for detail in details]
+        losses = [detail["candidate_losses"] for detail in details]
+        results.append((first, directions, losses, local_weights(model)))
     return results
 
 
@@ -104,9 +113,9 @@ def _textbook(case: Case, first: dict[str, Tensor]) -> tuple[list[float], Tensor
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_directions_and_weights_are_those_of_the_textbook(ranks: int, expected: dict) -> None:
-    by_rank = run_ranks(_train, ranks)
+    by_rank = run_ranks(_train, ranks, timeout=400)
     wrong = []
-    for number, (case, sharding) in enumerate((case, sharding) for case in CASES for sharding in SHARDINGS):
+    for number, (case, sharding) in enumerate(COMBINATIONS):
         parts = [results[number] for results in by_rank]
         if case not in expected:
             expected[case] = _textbook(case, whole_weights([part[0] for part in parts], case.model))
@@ -126,13 +135,14 @@ def test_the_data_has_every_kind_of_id() -> None:
 
     for case in CASES:
         run = steps(STEPS, case.seed)
-        assert all(len(V) < len(step.V[0]) for step in run for V, _ in [users(step)]), "repeats within a batch"
-        assert all(V & U for step in run[:1] for V, U in [users(step)]), "in both"
-        assert sum(bool(V - U) for step in run for V, U in [users(step)]) > STEPS // 2, "V ids untouched by U"
+        sets = [users(step) for step in run]
+        many = 0.8 * STEPS
+        assert sum(len(V) < len(step.V[0]) for step, (V, _) in zip(run, sets, strict=True)) > many, "repeats"
+        assert sum(bool(V & U) for V, U in sets) > many, "ids in both"
+        assert sum(bool(V - U) for V, U in sets) > many, "V ids untouched by U"
+        assert sum(bool(U - V) for V, U in sets) > many, "U ids untouched by V"
         for ranks in (2, 4):
             cuts = [[step.cut(rank, ranks, n) for rank in range(ranks)] for n, step in enumerate(run)]
             assert any(len(cut.user) == 0 for ranks_of in cuts for cut in ranks_of), "a rank without rows"
-            assert any(
-                set(a.user.tolist()) & set(b.user.tolist()) for a, b, *_ in cuts
-            ), "repeats across ranks"
+            assert any(set(a.user.tolist()) & set(b.user.tolist()) for a, b, *_ in cuts), "repeats across ranks"
             assert any(len(a.user) != len(b.user) for a, b, *_ in cuts), "uneven"

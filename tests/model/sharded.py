@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 MODELS = ("gmf", "neumf")
 
 
-def small_spec(**options) -> ModelSpec:
+def small_spec(**options: Any) -> ModelSpec:
     """A small model whose first weights are large enough for gradients to matter."""
-    return ModelSpec(users=USERS, items=ITEMS, dim=DIM, init_std=0.5, gamma=0.01, **options)
+    return ModelSpec(**{"users": USERS, "items": ITEMS, "dim": DIM, "init_std": 0.5, "gamma": 0.01, **options})
 
 
 @dataclass(slots=True)
