@@ -162,8 +162,10 @@ class TrainingConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
-    """When to save and what to keep."""
+    """When to save, where, and what to keep."""
 
+    path: str | None = None
+    """Folder or URI (s3://...) that holds checkpoints, in a folder named like the run; null: in the run folder."""
     every_steps: CountOrZero = 0
     """Steps between checkpoints; 0 saves once an epoch."""
     keep_last: Count = 2

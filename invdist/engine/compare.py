@@ -8,23 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from invdist.engine import run_folder
 from invdist.engine.checkpoint import CheckpointInfo, CheckpointStore
-from invdist.engine.trained import single_rank
 from invdist.errors import UserError
-from invdist.model.comm import Comm
 from invdist.reporting.history import History
 
 
 def same_weights(one: Path, other: Path) -> bool:
     """Whether the newest checkpoints of two runs hold identical rows, optimizer state and dense weights."""
-    with single_rank():
-        first, second = _newest(one), _newest(other)
-        names = sorted(first.names(""))
-        return (
-            first.position == second.position
-            and names == sorted(second.names(""))
-            and all(torch.equal(first.read(name), second.read(name)) for name in names if not name.startswith("rng"))
-        )
+    first, second = _newest(one), _newest(other)
+    names = sorted(first.names(""))
+    return (
+        first.position == second.position
+        and names == sorted(second.names(""))
+        and all(torch.equal(first.read(name), second.read(name)) for name in names)
+    )
 
 
 def rows_seen(run: Path, rows_per_epoch: int) -> dict[str, int]:
@@ -38,7 +36,8 @@ def rows_seen(run: Path, rows_per_epoch: int) -> dict[str, int]:
 
 
 def _newest(run: Path) -> CheckpointInfo:
-    info = CheckpointStore(str(run / "checkpoints"), Comm()).latest()
+    config, folder = run_folder.reopen(run, [])
+    info = CheckpointStore(run_folder.checkpoints(config, folder), None).latest()
     if info is None:
         raise UserError(f"{run}: the run has no checkpoint")
     return info

@@ -20,6 +20,7 @@ from invdist import config as configs
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.stream import Stream, StreamSpec, UnlabeledSpec
+from invdist.engine import run_folder
 from invdist.engine.checkpoint import CheckpointStore, Position
 from invdist.engine.events import EventLog
 from invdist.engine.pipeline import with_exchange
@@ -85,11 +86,12 @@ class Trainer:
         self.phases = self.strategy.phases()
         self.streams = [self._stream(phase, make_readers) for phase in self.phases]
         self.store = CheckpointStore(
-            str(run / "checkpoints"),
+            run_folder.checkpoints(config, run),
             self.comm,
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
+            timeout_s=config.ray.timeout_s,
         )
         self.events = EventLog(run, writes=self.comm.rank == 0)
         self.position = Position()
@@ -113,7 +115,6 @@ class Trainer:
                     on_epoch(valid)
             return self._finish(scorer, probe)
         finally:
-            self.store.wait()
             self.events.close()
 
     # One epoch
@@ -152,6 +153,7 @@ class Trainer:
         try:
             return self.strategy.step(phase, batch, exchange)
         except TrainingDiverged as error:
+            self.store.wait()
             last = self.store.latest()
             where = f"the last good checkpoint is {last.path}" if last else "there is no checkpoint yet"
             raise TrainingDiverged(

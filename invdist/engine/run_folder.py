@@ -51,6 +51,11 @@ def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
     return configs.load(folder / CONFIG_FILE, overrides), folder
 
 
+def checkpoints(config: Config, run: Path) -> str:
+    """Where the checkpoints of a run are: a local path or a URI."""
+    return f"{config.checkpoint.path.rstrip('/')}/{run.name}" if config.checkpoint.path else str(run / "checkpoints")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes a small file so that nobody ever sees half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -41,7 +41,7 @@ def open_trained(run: str | Path, overrides: list[str] | None = None) -> Iterato
     dataset = Dataset.open(config.data.path)
     with single_rank():
         comm = Comm()
-        store = CheckpointStore(str(folder / "checkpoints"), comm)
+        store = CheckpointStore(run_folder.checkpoints(config, folder), comm)
         info = best_checkpoint(store, run, dataset)
         config.rows.sharding = "row_wise"
         strategy = build_strategy(config, dataset, build_model(config, dataset, torch.device("cpu"), comm))

@@ -49,7 +49,7 @@ def open_run(run: str | Path, overrides: list[str] | None = None) -> OpenedRun:
     """
     config, folder = run_folder.reopen(run, overrides or [])
     dataset = Dataset.open(config.data.path)
-    checkpoint = best_checkpoint(CheckpointStore(folder / "checkpoints", None), run, dataset)
+    checkpoint = best_checkpoint(CheckpointStore(run_folder.checkpoints(config, folder), None), run, dataset)
     ids = (RawIds("user", dataset.raw_ids("users")), RawIds("item", dataset.raw_ids("items")))
     return OpenedRun(folder, config, dataset, checkpoint, freeze(config, dataset, checkpoint), *ids)
 
