@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         raise UserError("--users, --items, --k and --dim must be at least 1, --seen at least 0")
     torch.manual_seed(0)
     backbone = BACKBONES.build(args.model, dim=args.dim)
-    rows = (torch.randn(count, backbone.columns) for count in (args.users, args.items))
-    model = FrozenModel(*rows, backbone)
+    user, item = (torch.randn(count, backbone.columns) for count in (args.users, args.items))
+    model = FrozenModel(user, item, backbone)
     source = np.random.default_rng(0)
     seen = ObservedPairs(
         source.integers(args.users, size=args.seen),

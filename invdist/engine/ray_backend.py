@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -145,7 +146,7 @@ def connected(cpus: int | None = None) -> Iterator[None]:
             stack.enter_context(private_ray(cpus=cpus))
         import ray
 
-        ray.init(log_to_driver=False, logging_level="warning")
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
         stack.callback(ray.shutdown)
         yield
 

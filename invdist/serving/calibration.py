@@ -79,13 +79,13 @@ def choose_threshold(w1: np.ndarray, label: np.ndarray, precision: float | None 
 def quality(w1: np.ndarray, label: np.ndarray, threshold: float) -> Quality:
     """What calling rows with `w1 >= threshold` positive gives."""
     called, label = w1 >= np.float32(threshold), label.astype(bool)
-    hits = np.count_nonzero(called & label)
+    hits, calls, positives, right = (int(x.sum()) for x in (called & label, called, label, called == label))
     return Quality(
         rows=len(label),
-        precision=_ratio(hits, np.count_nonzero(called)),
-        recall=_ratio(hits, np.count_nonzero(label)),
-        accuracy=_ratio(np.count_nonzero(called == label), len(label)),
-        f1=_ratio(2 * hits, np.count_nonzero(called) + np.count_nonzero(label)),
+        precision=_ratio(hits, calls),
+        recall=_ratio(hits, positives),
+        accuracy=_ratio(right, len(label)),
+        f1=_ratio(2 * hits, calls + positives),
     )
 
 

@@ -55,9 +55,10 @@ def export(run: OpenedRun, where: str) -> dict[str, Any]:
 
 def scoring_program(model: FrozenModel) -> torch.export.ExportedProgram:
     """The model as a program of torch operators alone: int64 `[n]` users and items to float32 `[n]` logits."""
-    example = torch.zeros(2, dtype=torch.int64)
+    # Two tensors: one given twice would become one input of the program.
+    examples = (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
     pairs = torch.export.Dim("pairs")
-    return torch.export.export(model, (example, example), dynamic_shapes=({0: pairs}, {0: pairs}))
+    return torch.export.export(model, examples, dynamic_shapes=({0: pairs}, {0: pairs}))
 
 
 def _card(run: OpenedRun) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import singledispatch
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from invdist.model.backbones import GMF, Backbone, NeuMF
 from invdist.model.frozen import Additive
@@ -74,6 +74,7 @@ class Tower:
     def __init__(self, backbone: NeuMF) -> None:
         self.backbone, k = backbone, backbone.dim
         first, *rest = backbone.tower
+        assert isinstance(first, nn.Linear)
         self.first_user, self.first_item = first.weight[:, : 4 * k].t(), first.weight[:, 4 * k :].t()
         self.first_bias = first.bias
         self.rest = rest

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
+
+pc: Any = pyarrow.compute  # most of its functions are made when it is imported, unseen by type checkers
 
 UNKNOWN = -1
 """The index of an id that the data set does not have."""

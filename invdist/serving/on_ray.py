@@ -67,7 +67,7 @@ class _Worker:
         import ray
 
         torch.set_num_threads(1)
-        content = ray.get(shared[0])
+        content: Any = ray.get(shared[0])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
             user, item = (torch.from_numpy(rows) for rows in content["rows"])

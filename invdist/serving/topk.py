@@ -8,7 +8,7 @@ those are looked at again. Against one wide product and a selection among all it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
@@ -61,7 +61,7 @@ class TopK:
         # Half of the catalogue would be candidates: then every item is one.
         self._by_blocks = k * _BLOCK * 2 < self.items
 
-    def of(self, users: np.ndarray) -> Iterator[Best]:
+    def of(self, users: np.ndarray) -> Generator[Best, None, None]:
         """The best items of `users` (int64 indices), batch after batch, in their order."""
         size = _USERS if self._by_blocks else max(1, _FULL_SCORES // (len(self._tiles) * _TILE))
         batches = (torch.from_numpy(users[start : start + size]) for start in range(0, len(users), size))

@@ -1,0 +1,111 @@
+"""Top-k and all-pairs logits against scoring every pair by itself."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from invdist.data.observed import ObservedPairs
+from invdist.errors import UserError
+from invdist.model.backbones import BACKBONES, Backbone
+from invdist.model.frozen import Additive, FrozenModel
+from invdist.serving.grids import Pairwise, grid_of
+from invdist.serving.topk import TopK
+
+USERS = 300
+
+
+class _Odd(Backbone):
+    """A backbone that serving has never heard of."""
+
+    columns = 3
+
+    def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+        return torch.sin(user).sum(-1) - (user * item).abs().amax(-1)
+
+
+def _model(kind: str, items: int) -> FrozenModel:
+    torch.manual_seed(0)
+    name, _, bias = kind.partition("+")
+    if name == "means":
+        backbone: Backbone = Additive(torch.tensor(0.3))
+    elif name == "odd":
+        backbone = _Odd()
+    else:
+        backbone = BACKBONES.build(name, dim=8, bias=bool(bias), dropout=0.5)
+    return FrozenModel(torch.randn(USERS, backbone.columns), torch.randn(items, backbone.columns), backbone)
+
+
+def _seen(items: int, pairs: int = 20_000) -> ObservedPairs:
+    source = np.random.default_rng(0)
+    return ObservedPairs(source.integers(USERS, size=pairs), source.integers(items, size=pairs), USERS, items)
+
+
+def _brute_force(model: FrozenModel, user: int) -> np.ndarray:
+    items = torch.arange(len(model.item))
+    with torch.inference_mode():
+        return model(torch.full_like(items, user), items).numpy()
+
+
+@pytest.mark.parametrize("kind", ["gmf", "gmf+bias", "neumf", "neumf+bias", "means", "odd"])
+def test_a_grid_is_every_pair_by_itself(kind: str) -> None:
+    model = _model(kind, 700)
+    grid = grid_of(model.backbone)
+    assert isinstance(grid, Pairwise) == (kind == "odd")
+    with torch.inference_mode():
+        logits = grid.logits(grid.users(model.user[:40]), grid.items(model.item))
+    expected = np.stack([_brute_force(model, user) for user in range(40)])
+    np.testing.assert_allclose(logits.numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "items", "k"),
+    [
+        ("gmf", 5000, 10),
+        ("gmf+bias", 4096, 1),
+        ("neumf", 2500, 7),
+        ("odd", 3000, 10),
+        ("gmf", 90, 10),  # every item is a candidate
+        ("gmf", 90, 90),  # users have seen some, so they get fewer
+    ],
+)
+def test_the_best_are_those_of_brute_force(kind: str, items: int, k: int) -> None:
+    model, seen = _model(kind, items), _seen(items)
+    users = np.random.default_rng(1).permutation(USERS)[:270]
+    found = list(TopK(model, k, seen).of(users))
+    user, rank, item, score = (np.concatenate(column) for column in zip(*found, strict=True))
+    assert list(dict.fromkeys(user.tolist())) == users.tolist()
+    for one in users[:40]:
+        mine = user == one
+        expected = _brute_force(model, one).copy()
+        expected[seen.seen_by(one)] = -np.inf
+        best = np.argsort(-expected, kind="stable")[:k]
+        best = best[expected[best] > -np.inf]
+        np.testing.assert_allclose(score[mine], expected[best], atol=1e-5)
+        np.testing.assert_allclose(expected[item[mine]], expected[best], atol=1e-5)
+        assert len(set(item[mine].tolist())) == len(best)
+        assert rank[mine].tolist() == list(range(1, len(best) + 1))
+        assert all(a >= b for a, b in pairwise(score[mine]))
+
+
+def test_nothing_seen_leaves_nothing_out() -> None:
+    model = _model("means", 400)
+    found = next(TopK(model, 3).of(np.array([5])))
+    assert found.item.tolist() == model.item[:, 0].argsort(descending=True)[:3].tolist()
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    batches = TopK(_model("gmf", 400), 2).of(np.arange(USERS))
+    next(batches)
+    batches.close()
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("k", "message"), [(0, "at least 1"), (91, "more than the 90 items of the catalogue")])
+def test_a_k_that_cannot_be(k: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TopK(_model("gmf", 90), k)

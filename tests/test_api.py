@@ -1,0 +1,140 @@
+"""invdist from Python: the same things as the commands, and the example notebook, executed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import invdist
+from invdist import api
+from invdist.errors import UserError
+from invdist.private_ray import PrivateRay
+from tests.conftest import REPOSITORY
+
+NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
+
+EXECUTE = """
+import ast, json, sys
+
+names = {}
+for number, cell in enumerate(json.load(open(sys.argv[1]))["cells"]):
+    if cell["cell_type"] != "code":
+        continue
+    tree = ast.parse("".join(cell["source"]), f"cell {number}")
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, f"cell {number}", "exec"), names)
+    if last is not None:
+        shown = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+        getattr(shown, "_repr_html_", shown.__repr__)()
+print(json.dumps({"path": str(names["run"].path), "metrics": names["run"].metrics, "rows": len(names["labels"])}))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(trained_run: Path) -> api.Run:
+    return api.open_run(trained_run)
+
+
+def test_the_package_is_light() -> None:
+    code = "import sys, invdist, invdist.cli; print(sorted({'torch', 'ray', 'pyarrow', 'plotly'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["prepare", "train"])
+def test_a_command_is_a_function_too_whoever_imported_it_first(name: str) -> None:
+    module = importlib.import_module(f"invdist.{name}")
+    assert getattr(invdist, name) is module
+    assert callable(module)
+    assert callable(module.main)
+    with pytest.raises(AttributeError):
+        invdist.__getattr__("no_such_thing")
+
+
+def test_prepare_gives_an_open_data_set(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("uid,item,rating\n" + "".join(f"{n % 9},{n},{n % 5 + 1}\n" for n in range(200)))
+    dataset = api.prepare("ratings", tmp_path / "out", tmp_path / "log.csv", columns={"user": "uid"}, positive_from=4)
+    assert (dataset.users, dataset.items) == (9, 200)
+    with pytest.raises(UserError, match="no kind of log"):
+        api.prepare("raitings", tmp_path / "out2")
+    with pytest.raises(UserError, match="ratings needs inputs"):
+        api.prepare("ratings", tmp_path / "out2")
+
+
+def test_metrics_and_history_are_those_of_the_run(run: api.Run, trained_run: Path) -> None:
+    events = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
+    assert run.metrics["test"] == events[-1]["test"]
+    epochs = [event for event in events if event["event"] == "epoch"]
+    frame = run.history.to_pandas()
+    assert frame["valid.auc"].tolist() == [event["valid"]["auc"] for event in epochs]
+    assert repr(run).startswith(f"Run('{trained_run}', test AUC 0.")
+
+
+def test_directions_are_plotted_one_point_a_step(run: api.Run, trained_run: Path) -> None:
+    events = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
+    steps = {event["global_step"] for event in events if event.get("direction") is not None}
+    assert sum(len(trace["x"]) for trace in run.plot_directions().to_dict()["data"]) == len(steps) > 0
+
+
+def test_pairs_may_be_a_mapping_a_table_or_a_frame(run: api.Run) -> None:
+    pairs = {"user": [1, 2, 555], "item": [3, 4, 5]}
+    table = run.annotate(pairs)
+    assert table["user"].to_pylist() == [1, 2]
+    assert run.annotate(pa.table(pairs)).equals(table)
+    assert run.annotate(pd.DataFrame(pairs)).equals(table)
+    assert len(run.annotate(pairs, unknown="prior")) == 3
+    scores = run.score({"user": np.array([1, 2]), "item": ["3", "4"]})
+    assert scores["score"].equals(table["score"])
+    for wrong, message in (({"user": [1]}, "need columns"), ({"user": [1], "item": [1, 2]}, "as many users as items")):
+        with pytest.raises(UserError, match=message):
+            run.score(wrong)
+
+
+def test_unclear_exposures_are_annotated_by_default(run: api.Run) -> None:
+    table = run.annotate(calibrate=True)
+    assert len(table) == run._opened.dataset.rows["unclear"]
+    assert 0 < np.mean(table["label"].to_numpy()) < 1
+
+
+def test_recommendations_by_raw_id(run: api.Run) -> None:
+    everybody = run.recommend(k=3)
+    assert len(everybody) == 600
+    some = run.recommend(k=3, users=[5, 2])
+    assert some["user"].to_pylist() == [5] * 3 + [2] * 3
+    assert some.slice(3).equals(everybody.slice(6, 3).combine_chunks())
+    with pytest.raises(UserError, match="1 users are not in the run's data set, such as 1000"):
+        run.recommend(users=[5, 1000])
+    with pytest.raises(UserError, match="no split 'trian'"):
+        run.recommend(seen=["trian"])
+
+
+def test_a_folder_that_is_no_run_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        api.open_run(tmp_path)
+
+
+def test_a_failed_training_is_an_error_with_its_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere is not a prepared data set"):
+        api.train({"data": {"path": str(tmp_path / "nowhere")}}, f"runs={tmp_path}", show=False)
+
+
+def test_the_example_notebook_runs(ray_cluster: PrivateRay, tmp_path: Path) -> None:
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert all(not cell.get("outputs") for cell in notebook["cells"])
+    environment = os.environ | {"RAY_ADDRESS": ray_cluster.address, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", EXECUTE, str(NOTEBOOK)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["metrics"]["test"]["auc"] > 0.55
+    assert told["rows"] > 1000
+    assert (Path(told["path"]) / "export" / "scorer.pt2").exists()
