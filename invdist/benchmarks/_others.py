@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,9 @@ class FusedStep:
             ],
             device=torch.device("meta"),
         )
-        sharder = EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1e-3})
+        sharders: Any = [
+            EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1e-3})
+        ]
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=ranks, compute_device="cpu", ddr_cap=1 << 38),
             constraints={
@@ -44,8 +47,8 @@ class FusedStep:
                 for name in ("user", "item")
             },
         )
-        plan = planner.collective_plan(collection, [sharder], torch.distributed.group.WORLD)
-        self.rows = DistributedModelParallel(collection, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+        plan = planner.collective_plan(collection, sharders, torch.distributed.group.WORLD)
+        self.rows = DistributedModelParallel(collection, device=torch.device("cpu"), plan=plan, sharders=sharders)
         self.backbone = nn.parallel.DistributedDataParallel(backbone) if ranks > 1 else backbone
         self.dense = torch.optim.SGD(backbone.parameters(), lr=1e-3)
         self._batches = cycle(batches)

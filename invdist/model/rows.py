@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ class Rows:
             return [self._rows(self.arena.index_select(0, route.cells)) for route in exchange.routes]
         answer = self.arena.index_select(0, exchange.cells)
         arrived = self.comm.all_to_all(answer, exchange.received_rows(), exchange.sent_rows()).wait()
-        return [self._rows(arrived.index_select(0, route.joint)) for route in exchange.routes]
+        return [self._rows(_take(arrived, route.joint)) for route in exchange.routes]
 
     @torch.no_grad()
     def push(self, route: Route, gradient: Tensor) -> Callable[[], RowUpdate]:
@@ -89,9 +90,7 @@ class Rows:
 
         Gives a function that waits for those of this rank's rows and sums them by distinct row.
         """
-        cells = gradient.reshape(-1, self.layout.width)
-        if route.wire is not None:
-            cells = cells.index_select(0, route.wire)
+        cells = _take(gradient.reshape(-1, self.layout.width), route.wire)
         pending = self.comm.all_to_all(cells, route.sent, route.received)
         return lambda: RowUpdate(route.touched, route.touched.sum(pending.wait()))
 
@@ -103,7 +102,7 @@ class Rows:
         if self.comm.size == 1 or self.layout.replicated:
             return self._rows(deltas)
         arrived = self.comm.all_to_all(deltas, route.received, route.sent).wait()
-        return self._rows(arrived.index_select(0, route.place))
+        return self._rows(_take(arrived, route.place))
 
     @torch.no_grad()
     def add(self, update: RowUpdate, scale: float) -> None:
@@ -144,11 +143,17 @@ class Rows:
         for table in self.layout.tables:
             if self.layout.sharding[table.name] == "column_wise":
                 owners = sorted({shard.rank for shard in self.layout.of(table.name)})
-                groups[table.name] = dist.new_group(owners) if len(owners) > 1 else None
+                # Not a group on ranks outside it, which never use it.
+                groups[table.name] = cast(Any, dist.new_group(owners)) if len(owners) > 1 else None
         return groups
 
     def _rows(self, cells: Tensor) -> Tensor:
         return cells.view(-1, self.columns)
+
+
+def _take(cells: Tensor, order: Tensor | None) -> Tensor:
+    """Cells in an order; None: as they stand."""
+    return cells if order is None else cells.index_select(0, order)
 
 
 def _mix(*numbers: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from invdist.data.stream import Batch
 from invdist.errors import UserError
 from invdist.learning.inverse_gradient import (
     InverseGradient,
@@ -23,7 +25,7 @@ from invdist.learning.inverse_gradient import (
 )
 from invdist.learning.losses import log_loss
 from invdist.learning.stopwatch import Stopwatch
-from invdist.learning.strategy import Record
+from invdist.learning.strategy import Record, unlabeled
 from invdist.model.build import build_recommender
 from invdist.model.exchange import Pairs
 from invdist.model.recommender import Recommender
@@ -32,7 +34,6 @@ from tests.model.sharded import (
     DIM,
     ITEMS,
     USERS,
-    Cut,
     Step,
     largest_difference,
     local_weights,
@@ -55,16 +56,16 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def batch(V: list[tuple[int, int, float]], U: list[tuple[int, int]]) -> Cut:
+def batch(V: list[tuple[int, int, float]], U: list[tuple[int, int]]) -> Batch:
     """Labeled (user, item, label) and unlabeled (user, item) rows."""
     user, item, label = (torch.tensor([row[i] for row in V]) for i in range(3))
     other = [torch.tensor([pair[i] for pair in U], dtype=torch.int64) for i in range(2)]
-    return Cut(user, item, label.float(), other[0], other[1], len(V))
+    return Batch(user, item, label.float(), other[0], other[1], len(V), 0)
 
 
-def ig_step(algorithm: InverseGradient, rows: Cut) -> Record:
-    V, U = Pairs(rows.user, rows.item), Pairs(rows.unlabeled_user, rows.unlabeled_item)
-    return algorithm.step(rows, algorithm.model.exchange(V, U), Stopwatch())
+def ig_step(algorithm: InverseGradient, rows: Batch) -> Record:
+    exchange = algorithm.model.exchange(Pairs(rows.user, rows.item), unlabeled(rows))
+    return algorithm.step(rows, exchange, Stopwatch())
 
 
 def with_logit(model: Recommender, user: int, item: int, wanted: float) -> None:
@@ -208,7 +209,7 @@ def _go_wrong(rank: int, ranks: int) -> dict[str, str]:
     def start() -> InverseGradient:
         return InverseGradient(build_recommender(small_spec(), CPU), alpha=0.01, inner="sign", candidates=PAPER)
 
-    def attempt(name: str, algorithm: InverseGradient, rows: Cut) -> Record | None:
+    def attempt(name: str, algorithm: InverseGradient, rows: Batch) -> Record | None:
         try:
             record = ig_step(algorithm, rows)
         except (TrainingDiverged, RanksDisagree) as error:
@@ -217,18 +218,18 @@ def _go_wrong(rank: int, ranks: int) -> dict[str, str]:
         outcome[name] = ""
         return record
 
-    def half(step: Step) -> Cut:
+    def half(step: Step) -> Batch:
         n, m = len(step.V[0]) // 2, len(step.U[0]) // 2
-        return Cut(
+        return Batch(
             *(t[:n] if rank == 0 else t[n:] for t in step.V),
             *(t[:m] if rank == 0 else t[m:] for t in step.U),
             global_rows=2 * n,
+            step=0,
         )
 
     poisoned = half(first)
     if rank == 1:
-        poisoned.label = poisoned.label.clone()
-        poisoned.label[0] = math.nan
+        poisoned = replace(poisoned, label=torch.full_like(poisoned.label, math.nan))
     attempt("nan label on rank 1", start(), poisoned)
 
     # A row that only rank 1's unlabeled batch names: the candidates that move are lost, pass is not.
@@ -236,7 +237,7 @@ def _go_wrong(rank: int, ranks: int) -> dict[str, str]:
     spare = Pairs(torch.tensor([USERS - 1]), torch.tensor([ITEMS - 1]))
     rows = half(first)
     if rank == 1:
-        rows.unlabeled_user, rows.unlabeled_item = spare
+        rows = replace(rows, unlabeled_user=spare.user, unlabeled_item=spare.item)
     shard = next(s for s in algorithm.model.rows.layout.on(rank) if s.table == "user")
     if shard.row <= USERS - 1 < shard.row + shard.rows:
         algorithm.model.rows.arena[shard.base + USERS - 1 - shard.row] = math.nan
@@ -280,7 +281,7 @@ def _with_an_idle_rank(rank: int, ranks: int) -> tuple:
     first, directions = local_weights(model), []
     for step in steps(6, seed=2):
         V, U = ((t if rank == 0 else t[:0] for t in tensors) for tensors in (step.V, step.U))
-        directions.append(ig_step(algorithm, Cut(*V, *U, global_rows=len(step.V[0]))).details["direction"])
+        directions.append(ig_step(algorithm, Batch(*V, *U, global_rows=len(step.V[0]), step=0)).details["direction"])
     return first, directions, local_weights(model)
 
 

@@ -61,7 +61,8 @@ def test_dual_loss_at_extreme_logits(dtype: torch.dtype) -> None:
 def test_annotation_of_its_own_is_that_of_the_loss(dtype: torch.dtype) -> None:
     given = torch.tensor(LOGITS, dtype=dtype)
     for alone, beside in zip(annotate(given), inverse_dual_loss(given)[1], strict=True):
-        assert alone.dtype in (torch.float32, torch.float64) and torch.isfinite(alone).all()
+        assert alone.dtype in (torch.float32, torch.float64)
+        assert torch.isfinite(alone).all()
         np.testing.assert_allclose(alone.double(), beside.double(), rtol=2e-6, atol=1e-37)
 
 
@@ -79,7 +80,8 @@ def test_log_loss_at_extreme_logits(dtype: torch.dtype) -> None:
         s = torch.tensor(LOGITS, dtype=dtype, requires_grad=True)
         loss = log_loss(s, torch.full((len(LOGITS),), label))
         (gradient,) = torch.autograd.grad(loss.sum(), s)
-        assert torch.isfinite(loss).all() and torch.isfinite(gradient).all()
+        assert torch.isfinite(loss).all()
+        assert torch.isfinite(gradient).all()
         x = s.detach().double().numpy()
         np.testing.assert_allclose(loss.detach(), np.logaddexp(0, -x if label else x), rtol=1e-6, atol=1e-6)
         with np.errstate(over="ignore"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from invdist.learning.inverse_gradient import InverseGradient
 from invdist.learning.stopwatch import Stopwatch
+from invdist.learning.strategy import unlabeled
 from invdist.model.build import build_recommender
 from invdist.model.exchange import Pairs
 from tests.distributed import run_ranks
@@ -76,8 +76,8 @@ def _train(rank: int, ranks: int) -> list[tuple]:
         first, details, watch = local_weights(model), [], Stopwatch()
         for number, step in enumerate(steps(STEPS, case.seed)):
             batch = step.cut(rank, ranks, number)
-            V, U = Pairs(batch.user, batch.item), Pairs(batch.unlabeled_user, batch.unlabeled_item)
-            details.append(algorithm.step(batch, model.exchange(V, U), watch).details)
+            exchange = model.exchange(Pairs(batch.user, batch.item), unlabeled(batch))
+            details.append(algorithm.step(batch, exchange, watch).details)
         directions = [detail["direction"] for detail in details]
         losses = [detail["candidate_losses"] for detail in details]
         results.append((first, directions, losses, local_weights(model)))
@@ -85,9 +85,9 @@ def _train(rank: int, ranks: int) -> list[tuple]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[dict[Case, tuple[list[float], Tensor, dict[str, Tensor]]]]:
+def expected() -> dict[Case, tuple[list[float], Tensor, dict[str, Tensor]]]:
     """What the textbook algorithm does in each case; filled on first need, from first weights."""
-    yield {}
+    return {}
 
 
 def _textbook(case: Case, first: dict[str, Tensor]) -> tuple[list[float], Tensor, dict[str, Tensor]]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from invdist.data.stream import Batch
 from invdist.model.build import ModelSpec
 from invdist.model.recommender import Recommender
 
@@ -24,25 +25,13 @@ def small_spec(**options: Any) -> ModelSpec:
 
 
 @dataclass(slots=True)
-class Cut:
-    """The rows of one step that one rank has."""
-
-    user: Tensor
-    item: Tensor
-    label: Tensor
-    unlabeled_user: Tensor
-    unlabeled_item: Tensor
-    global_rows: int
-
-
-@dataclass(slots=True)
 class Step:
     """One global step: V labeled, U unlabeled."""
 
     V: tuple[Tensor, Tensor, Tensor]
     U: tuple[Tensor, Tensor]
 
-    def cut(self, rank: int, ranks: int, step: int) -> Cut:
+    def cut(self, rank: int, ranks: int, step: int) -> Batch:
         """The share of a rank: uneven, and now and then nothing."""
         source = np.random.default_rng([step, ranks])
         parts = []
@@ -51,7 +40,7 @@ class Step:
             edges = list(pairwise([0, *sorted(inner.tolist()), len(tensors[0])]))
             first, end = edges[rank]
             parts += [tensor[first:end] for tensor in tensors]
-        return Cut(*parts, global_rows=len(self.V[0]))
+        return Batch(*parts, global_rows=len(self.V[0]), step=step)
 
 
 def steps(count: int, seed: int) -> list[Step]:
