@@ -106,6 +106,12 @@ def test_replayed_in_another_process(tiny: Path):
     assert other.stdout.strip() == digest(list(Stream(spec, 0, 1).epoch(1, start_step=3)))
 
 
+def test_read_from_a_uri(tiny: Path):
+    spec = spec_of(tiny, unlabeled_per_row=1, source="mix")
+    remote = StreamSpec(**{**vars(spec), "path": tiny.as_uri()})
+    assert digest(list(Stream(remote, 0, 1).epoch(0))) == digest(list(Stream(spec, 0, 1).epoch(0)))
+
+
 def test_epochs_and_seeds_differ(tiny: Path):
     spec, other = spec_of(tiny), spec_of(tiny, seed=1)
     digests = {digest(list(Stream(s, 0, 1).epoch(epoch))) for s in (spec, other) for epoch in (0, 1, 2)}
