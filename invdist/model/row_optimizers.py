@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+_BLOCK = 2048  # rows; with width 32 its rows, moments and gradients fill 1 MB
+
 
 def store_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
     """`table[rows] = values` for distinct rows; both have a multiple of 4 columns, as FBGEMM wants.
@@ -63,6 +65,12 @@ class Adam(_Base):
 
     def update(self, arena: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1
+        # What a block gathers is still in the cache when it is stored: a third faster than all rows at once.
+        block = _BLOCK if arena.device.type == "cpu" else max(len(rows), 1)
+        for some, of_some in zip(rows.split(block), gradient.split(block), strict=True):
+            self._update(arena, some, of_some)
+
+    def _update(self, arena: Tensor, rows: Tensor, gradient: Tensor) -> None:
         beta1, beta2 = self.betas
         tables = (arena, self.state["m"], self.state["v"])
         values, m, v = moved = [table.index_select(0, rows) for table in tables]
