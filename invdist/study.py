@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -82,7 +83,7 @@ def _connected(cpus: int) -> Iterator[None]:
             stack.enter_context(private_ray(cpus=cpus))
         import ray
 
-        ray.init(log_to_driver=False, ignore_reinit_error=True, logging_level="WARNING")
+        ray.init(log_to_driver=False, ignore_reinit_error=True, logging_level=logging.WARNING)
         stack.callback(ray.shutdown)
         yield
 
