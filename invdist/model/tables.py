@@ -233,7 +233,7 @@ def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: 
 
 
 def _lay_arena(layout: Layout, module: Any, rank: int) -> Tensor:
-    """One matrix over the memory of all local shards, which it keeps alive; copied together once if FBGEMM split them."""
+    """One matrix over the memory of all local shards, which it keeps alive; a copy if FBGEMM split them."""
     weights: list[Tensor] = []
     for lookup in module._lookups:
         for kernel in getattr(lookup, "module", lookup)._emb_modules:

@@ -6,6 +6,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -88,8 +89,8 @@ def _interrupted(rank: int, world_size: int, data: str, run: str, changes: dict[
             (Path(run) / STOP_FILE).touch()
         return step(*args)
 
-    trainer._step = counted
-    return trainer.fit()
+    with mock.patch.object(trainer, "_step", counted):
+        return trainer.fit()
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,7 @@ def _diverge(rank: int, world_size: int, data: str, run: str) -> str:
             batch.label.fill_(float("nan"))
         return step(phase, batch, exchange)
 
-    trainer._step = poisoned
-    with pytest.raises(loop.TrainingDiverged) as error:
+    with mock.patch.object(trainer, "_step", poisoned), pytest.raises(loop.TrainingDiverged) as error:
         trainer.fit()
     return str(error.value)
 
