@@ -127,6 +127,7 @@ def test_a_failed_training_is_an_error_with_its_sentence(tmp_path: Path) -> None
         api.train({"data": {"path": str(tmp_path / "nowhere")}}, f"runs={tmp_path}", show=False)
 
 
+@pytest.mark.slow
 def test_the_example_notebook_runs(ray_cluster: PrivateRay, tmp_path: Path) -> None:
     notebook = json.loads(NOTEBOOK.read_text())
     assert all(not cell.get("outputs") for cell in notebook["cells"])

@@ -16,9 +16,9 @@ from invdist.engine.trained import single_rank
 SETTINGS: dict[str, Any] = {
     "method": "ig",
     "data": {"batch_size": 256, "readers": 0},
-    "rows": {"dim": 8, "sharding": "row_wise", "init_std": 0.1},
+    "rows": {"dim": 8, "sharding": "row_wise", "bias": True},
     "training": {"epochs": 3},
-    "optimizer": {"gamma": 0.02},
+    "optimizer": {"gamma": 0.03},
     "ray": {"workers": 1},
     "ig": {"alpha_ratio": 1.0},
 }
