@@ -71,14 +71,22 @@ def memory_mb(kind: str) -> float:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(f"{kind}:"))
 
 
-def on_ranks(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
-    """Calls `function(rank, *args)` in fresh processes that form a gloo group, one thread each."""
+def on_ranks(function: Callable[..., Any], ranks: int, *args: Any, together: bool = True) -> list[Any]:
+    """Calls `function(rank, *args)` in fresh processes, one thread each.
+
+    They form one gloo group, or if not `together` each is alone in its own.
+    """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
+        groups = [(rank, ranks, "store") if together else (0, 1, f"store-{rank}") for rank in range(ranks)]
         processes = [
-            context.Process(target=_rank, args=(rank, ranks, folder, results, function, args), daemon=True)
-            for rank in range(ranks)
+            context.Process(
+                target=_rank,
+                args=(rank, place, size, os.path.join(folder, store), results, function, args),
+                daemon=True,
+            )
+            for rank, (place, size, store) in enumerate(groups)
         ]
         for process in processes:
             process.start()
@@ -111,12 +119,17 @@ def _collect(results: multiprocessing.queues.Queue, processes: Sequence[Any]) ->
 
 
 def _rank(
-    rank: int, ranks: int, folder: str, results: Any, function: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    place: int,
+    size: int,
+    store: str,
+    results: Any,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(os.path.join(folder, "store"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=place, world_size=size)
     try:
         results.put((rank, function(rank, *args), None))
     except BaseException:

@@ -1,22 +1,26 @@
 """Step time and peak memory of `none` and `ig` as the tables grow: neither may depend on the table size.
 
-Every row is a process of its own with one thread, so that its peak memory is its own. Memory grows with the
-tables, of course; what counts is that `ig` needs no more of it than `none`.
+Every row is a process of its own with one thread, so that its peak memory is its own; the sizes of a method
+take turns, so that a machine that is busy now and idle then does not favour one. Memory grows with the tables,
+of course; what counts is that `ig` needs no more of it than `none`.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from multiprocessing.synchronize import Barrier
 
 import torch
+import torch.multiprocessing as mp
 
 from invdist.benchmarks._steps import Driver, memory_mb, on_ranks, random_batches
 from invdist.errors import UserError
 from invdist.model.build import ModelSpec, build_recommender
 
 _PHASE = {"none": 0, "ig": 1}
-_CHUNKS, _CHUNK_STEPS = 41, 5
+_CHUNK_STEPS = 5
+_TURN_S = 600  # longer than the largest tables take to be drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--batch", type=int, default=1024, help="labeled rows a step")
+    parser.add_argument("--repeats", type=int, default=41, help="medians are over so many turns of each size")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     """One figure of time and one of memory for each size and method, and the ratios that matter."""
-    if min(args.rows) < 4 or args.batch < 1 or args.dim < 4 or args.dim % 4:
-        raise UserError("--rows must be at least 4, --batch at least 1, --dim a multiple of 4, as FBGEMM wants")
+    if min(args.rows) < 4 or min(args.batch, args.repeats) < 1 or args.dim < 4 or args.dim % 4:
+        raise UserError("--rows must be at least 4, --batch and --repeats at least 1, --dim a multiple of 4")
+    sizes = sorted(args.rows)
     measured = [
-        {"rows": rows, "method": method, **on_ranks(_measure, 1, method, rows, args.dim, args.batch)[0]}
-        for rows in sorted(args.rows)
+        {"rows": rows, "method": method, **figures}
         for method in _PHASE
+        for rows, figures in zip(sizes, _measure_all(method, sizes, args), strict=True)
     ]
     of = {(row["rows"], row["method"]): row for row in measured}
     small, large = min(args.rows), max(args.rows)
@@ -48,12 +54,22 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _measure(rank: int, method: str, rows: int, dim: int, batch: int) -> dict[str, float]:
-    users, items = rows // 4, rows - rows // 4
-    model = build_recommender(
-        ModelSpec(users=users, items=items, dim=dim, batch_size=batch, sharding="row_wise"), torch.device("cpu")
-    )
-    driver = Driver(model, method, _PHASE[method], random_batches(users, items, batch, rank=rank))
+def _measure_all(method: str, sizes: list[int], args: argparse.Namespace) -> list[dict[str, float]]:
+    turns = mp.get_context("spawn").Barrier(len(sizes), timeout=_TURN_S)
+    return on_ranks(_measure, len(sizes), method, sizes, args.dim, args.batch, args.repeats, turns, together=False)
+
+
+def _measure(
+    number: int, method: str, sizes: list[int], dim: int, batch: int, repeats: int, turns: Barrier
+) -> dict[str, float]:
+    users, items = sizes[number] // 4, sizes[number] - sizes[number] // 4
+    spec = ModelSpec(users=users, items=items, dim=dim, batch_size=batch, sharding="row_wise")
+    model = build_recommender(spec, torch.device("cpu"))
+    driver = Driver(model, method, _PHASE[method], random_batches(users, items, batch))
     driver(_CHUNK_STEPS)
-    step_ms = 1e3 * statistics.median(driver(_CHUNK_STEPS) for _ in range(_CHUNKS))
-    return {"step_ms": step_ms, "peak_mb": memory_mb("VmHWM")}
+    seconds = []
+    for turn in range(repeats * len(sizes)):
+        turns.wait()
+        if turn % len(sizes) == number:
+            seconds.append(driver(_CHUNK_STEPS))
+    return {"step_ms": 1e3 * statistics.median(seconds), "peak_mb": memory_mb("VmHWM")}

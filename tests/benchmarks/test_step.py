@@ -41,11 +41,19 @@ def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_scale(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["scale", "--json", "--rows", "4000", "--dim", "8", "--batch", "32"]) == 0
+    assert (
+        bench.main(["scale", "--json", "--rows", "400", "4000", "--dim", "8", "--batch", "32", "--repeats", "3"]) == 0
+    )
     figures = json.loads(capsys.readouterr().out)
-    assert [(row["rows"], row["method"]) for row in figures["rows"]] == [(4000, "none"), (4000, "ig")]
+    assert [(row["rows"], row["method"]) for row in figures["rows"]] == [
+        (400, "none"),
+        (4000, "none"),
+        (400, "ig"),
+        (4000, "ig"),
+    ]
     assert all(row["step_ms"] > 0 and row["peak_mb"] > 50 for row in figures["rows"])
-    assert figures["time_ratio"] == 1
+    ms = [row["step_ms"] for row in figures["rows"]]
+    assert figures["time_ratio"] == pytest.approx(ms[3] / ms[2])
     assert 0.9 < figures["memory_ratio"] < 1.1
 
 
