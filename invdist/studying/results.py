@@ -54,6 +54,15 @@ class Row:
         return spread(list(self.by_seed(metric).values()))
 
     @property
+    def directions(self) -> dict[str, int]:
+        """Steps that went each way, over all seeds; empty for strategies that choose none."""
+        total: dict[str, int] = {}
+        for _, result in self.runs:
+            for name, count in result.directions.items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    @property
     def tried(self) -> str:
         """How many settings were tried and what became of them, for people."""
         if not self.tuning:

@@ -10,6 +10,8 @@ from invdist.studying.results import METRICS, Row
 from invdist.studying.spec import FLOOR, Study, Table
 from invdist.studying.statistics import paired
 
+_DIRECTIONS = ("direct", "pass", "inverse")
+
 
 def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: dict[str, Any], metric: str, k: int) -> str:
     """The section of one table. Rows stand in the order of the study; the floor stands last."""
@@ -19,7 +21,7 @@ def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: dict[str,
         f"## {table.name}",
         f"{dataset['users']:,} users, {dataset['items']:,} items, {labeled:,} labeled training rows, "
         f"{dataset['rows'].get('unclear', 0):,} unclear rows (data set {dataset['fingerprint']}). Seeds {seeds}; "
-        f"up to {study.trials} settings per row, selected by validation {metric_title(metric, k)}. "
+        f"{_tuning(study, rows)} and the epoch chosen by validation {metric_title(metric, k)}. "
         "Test figures, mean ± standard deviation over seeds.",
         _table(table, rows, k),
         *_comparisons(rows, metric, k),
@@ -29,9 +31,17 @@ def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: dict[str,
     return "\n\n".join(part for part in parts if part)
 
 
+def _tuning(study: Study, rows: Sequence[Row]) -> str:
+    if not any(row.tuning for row in rows):
+        return "nothing tuned,"
+    return f"up to {study.trials} settings tried per row, the setting"
+
+
 def _table(table: Table, rows: Sequence[Row], k: int) -> str:
     published = bool(table.published)
     head = ["strategy", "backbone", *(metric_title(name, k) for name in METRICS), "annotation AUC", "rows/s"]
+    chose = any(row.directions for row in rows)
+    head += ["direct / pass / inverse"] if chose else []
     head += ["seeds", "settings tried"] + (["published AUC / GAUC / NDCG"] if published else [])
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     best = {name: max((s.mean for row in rows if (s := row.spread(name))), default=None) for name in METRICS}
@@ -43,6 +53,9 @@ def _table(table: Table, rows: Sequence[Row], k: int) -> str:
             cells.append(f"**{text}**" if value and value.mean == best[name] else text)
         speed = row.spread("rows_per_s")
         cells += [str(row.spread("annotation_auc") or "-"), f"{speed.mean:,.0f}" if speed else "-"]
+        if chose:
+            shares = [row.directions.get(name, 0) / max(1, sum(row.directions.values())) for name in _DIRECTIONS]
+            cells.append(" / ".join(f"{share:.0%}" for share in shares) if row.directions else "-")
         cells += [str(len(row.runs)), row.tried]
         if published:
             figures = table.published.get(row.case.backbone, {}).get(row.case.strategy, [])
