@@ -19,6 +19,7 @@ from pathlib import Path
 from invdist import private_ray
 from invdist.errors import UserError, exit_on_user_error
 from invdist.install import check_stack
+from invdist.plain_yaml import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 2
@@ -42,11 +43,14 @@ def _launch(args: argparse.Namespace) -> int:
     overrides = [f"data.path={data}", f"ray.workers={WORKERS}", *args.overrides]
     train = [sys.executable, "-m", "invdist.train", "--config", str(ROOT / "configs" / "local.yaml"), *overrides]
     # Wrong settings are told before anything is made or started, with their own exit code.
-    checked = subprocess.run([*train, "--print-config"], stdout=subprocess.DEVNULL)
+    checked = subprocess.run([*train, "--print-config"], stdout=subprocess.PIPE)
     if checked.returncode:
         return checked.returncode
-    if not any(override.startswith("data.path=") for override in args.overrides):
+    path = parse(checked.stdout, "settings")["data"]["path"]
+    if path == str(data):
         _prepare(data, args.preset)
+    elif "://" not in path and not Path(path, "dataset.json").exists():
+        raise UserError(f"data.path: {path} is no prepared data set (it has no dataset.json); see invdist prepare")
     return _run(train, args.bind)
 
 

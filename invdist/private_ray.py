@@ -108,6 +108,8 @@ def new_environment(bind: str = LOOPBACK) -> dict[str, str]:
         # Fixed ports by default; the second Ray of a machine would fail to export its metrics.
         "AUTOSCALER_METRIC_PORT": "0",
         "DASHBOARD_METRIC_PORT": "0",
+        # A head with a train controller left on it would wait this long to be idle before it ends.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # `ray job stop` gives a run this long to save before it is killed.
         "RAY_JOB_STOP_WAIT_TIME_S": "30",
     }

@@ -219,6 +219,43 @@ def test_wrong_settings_are_told_before_anything_is_started(
     assert "training.epochs: expected a whole number at least 1" in capfd.readouterr().err
 
 
+def test_a_data_set_that_is_not_there_is_told_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(private_ray, "start", lambda *_, **__: pytest.fail("Ray was started"))
+    assert local.main(["data.path=/no/such/folder"]) == 2
+    assert "data.path: /no/such/folder is no prepared data set" in capfd.readouterr().err
+
+
+_RAY_TALK = """
+print("Job submission server address: http://x\\nNext steps\\n  ray job logs")
+{before}
+import sys; sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "shown"),
+    [
+        ("print('Running entrypoint for job x'); print('epoch 0'); print('---- table')", 0, "epoch 0\n---- table\n"),
+        ("print('Running entrypoint for job x'); print('error: no')", 3, "error: no\n"),
+        (
+            "print('cannot connect')",
+            1,
+            "Job submission server address: http://x\nNext steps\n  ray job logs\ncannot connect\n",
+        ),
+    ],
+    ids=["trained", "failed", "never began"],
+)
+def test_the_exit_code_and_the_words_of_the_job_are_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], job: str, code: int, shown: str
+) -> None:
+    monkeypatch.setattr(private_ray, "RAY_COMMAND", _RAY_TALK.format(before=job, code=code))
+    head = private_ray.PrivateRay(None, Path("x"), "", "http://x", {})  # type: ignore[arg-type]
+    assert local._submit(["train"], head) == code
+    assert capfd.readouterr().out == shown
+
+
 class TestSignals:
     """A launcher that is stopped or killed takes everything with it."""
 
