@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from invdist.model.backbones import GMF, Backbone, NeuMF
 from invdist.model.frozen import Additive
 
-_TILE_VALUES = 1 << 22
-"""Numbers in the widest intermediate of a tile: 16 MB."""
+_TILE_VALUES = 1 << 19
+"""Numbers in the widest intermediate of a tile: 2 MB, which a core's cache can hold."""
 
 
 class Grid(Protocol):
