@@ -29,9 +29,7 @@ COMMANDS = {
 def usage() -> str:
     """What `invdist --help` prints."""
     lines = [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        ["usage: invdist COMMAND [...]", "", *lines, "", "invdist COMMAND --help explains each."]
-    )
+    return "\n".join(["usage: invdist COMMAND [...]", "", *lines, "", "invdist COMMAND --help explains each."])
 
 
 @exit_on_user_error

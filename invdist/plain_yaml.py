@@ -41,18 +41,14 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise UserError(
-                f"line {self.peek_event().start_mark.line + 1}: YAML aliases (*name) are not taken"
-            )
+            raise UserError(f"line {self.peek_event().start_mark.line + 1}: YAML aliases (*name) are not taken")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen if isinstance(key.value, str) else False:
-                raise UserError(
-                    f"line {key.start_mark.line + 1}: the key {shown(key.value)} stands there twice"
-                )
+                raise UserError(f"line {key.start_mark.line + 1}: the key {shown(key.value)} stands there twice")
             if isinstance(key.value, str):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)

@@ -97,14 +97,10 @@ def fail(problems: Sequence[Problem]) -> None:
     if len(problems) == 1:
         raise UserError(str(problems[0]))
     if problems:
-        raise UserError(
-            "\n".join([f"{len(problems)} problems in the settings", *(f"  {p}" for p in problems)])
-        )
+        raise UserError("\n".join([f"{len(problems)} problems in the settings", *(f"  {p}" for p in problems)]))
 
 
-def build(
-    dataclass_type: type[T], mapping: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = ""
-) -> T:
+def build(dataclass_type: type[T], mapping: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "") -> T:
     """`mapping` with `key=value` `overrides` laid over it, as a checked `dataclass_type`.
 
     `source` is where the mapping came from (a file name), for messages. Raises `UserError` with all problems.
@@ -175,9 +171,7 @@ def describe(dataclass_type: type, prefix: str = "") -> str:
         shown = "required" if default is dataclasses.MISSING else f"default {_scalar(default)}"
         lines.append(f"{key}  ({_type_name(hint)}; {shown})")
         if docs.get(field.name):
-            lines.append(
-                textwrap.fill(docs[field.name], 100, initial_indent="    ", subsequent_indent="    ")
-            )
+            lines.append(textwrap.fill(docs[field.name], 100, initial_indent="    ", subsequent_indent="    "))
     return "\n".join(lines)
 
 
@@ -229,9 +223,7 @@ class _Converter:
         hints = get_type_hints(kind, include_extras=True)
         for name, value in mapping.items():
             if name not in fields:
-                self._add(
-                    f"{prefix}{str(name)[:60]}", _unknown(str(name), [*fields, *also_known], prefix), value
-                )
+                self._add(f"{prefix}{str(name)[:60]}", _unknown(str(name), [*fields, *also_known], prefix), value)
         values: dict[str, Any] = {}
         for name, field in fields.items():
             if name in mapping:

@@ -26,9 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="invdist train", description=__doc__)
     configs.add_arguments(parser)
-    parser.add_argument(
-        "--resume", metavar="RUN", help="continue the run of this folder from its newest checkpoint"
-    )
+    parser.add_argument("--resume", metavar="RUN", help="continue the run of this folder from its newest checkpoint")
     args = parser.parse_intermixed_args(argv)
     check_stack()
     if args.print_config:
@@ -42,9 +40,7 @@ def _settings(args: argparse.Namespace):
     from invdist.engine import run_folder
 
     if args.resume and args.config:
-        raise UserError(
-            "--resume takes the settings of the run: leave --config out, and override with key=value"
-        )
+        raise UserError("--resume takes the settings of the run: leave --config out, and override with key=value")
     if args.resume:
         return run_folder.reopen(args.resume, args.overrides)[0]
     if not args.config:
@@ -64,9 +60,7 @@ def train(config, resume: str | None = None) -> int:
 
     dataset = Dataset.open(config.data.path, verify="full")
     configs.check_against_data(config, dataset)
-    config.data.path = (
-        str(Path(config.data.path).absolute()) if "://" not in config.data.path else config.data.path
-    )
+    config.data.path = str(Path(config.data.path).absolute()) if "://" not in config.data.path else config.data.path
     run = Path(resume).absolute() if resume else run_folder.create(config, dataset)
     cpus = math.ceil(config.ray.workers * config.ray.cpus_per_worker)
     with ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):

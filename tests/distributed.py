@@ -14,15 +14,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def _rank(
-    rank: int, world_size: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple
-) -> None:
+def _rank(rank: int, world_size: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(os.path.join(folder, "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
     try:
         queue.put((rank, function(rank, world_size, *args), None))
     except BaseException:

@@ -70,9 +70,7 @@ def test_doctor_turns_a_crash_and_a_hang_into_advice() -> None:
     assert "-> do that" in text
 
 
-def test_doctor_stops_at_a_wrong_stack(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_stops_at_a_wrong_stack(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "stack_problem", lambda: "torch 1.0 does not match")
     assert doctor.main([]) == 1
     assert "WRONG stack           torch 1.0 does not match" in capfd.readouterr().out

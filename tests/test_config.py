@@ -80,9 +80,7 @@ def test_impossible_values_are_refused_by_key(tmp_path: Path, overrides: list[st
 
 
 def _data(**rows: int) -> Any:
-    return SimpleNamespace(
-        rows={"train": 1000, "training_test": 100, "valid": 10, "test": 10, "unclear": 50} | rows
-    )
+    return SimpleNamespace(rows={"train": 1000, "training_test": 100, "valid": 10, "test": 10, "unclear": 50} | rows)
 
 
 def test_a_run_that_fits_its_data_passes() -> None:

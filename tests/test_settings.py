@@ -105,9 +105,7 @@ def test_every_problem_is_reported_at_once_with_place_key_and_remedy() -> None:
 
 
 def test_check_across_fields_names_the_field() -> None:
-    assert _problems({"path": "x", "flag": True, "count": 1}) == [
-        "a.yaml: count: expected at least 2 with flag"
-    ]
+    assert _problems({"path": "x", "flag": True, "count": 1}) == ["a.yaml: count: expected at least 2 with flag"]
 
 
 @pytest.mark.parametrize(
@@ -186,9 +184,7 @@ def test_hostile_yaml_is_a_message_with_the_file_name(tmp_path: Path, content: b
 @given(st.binary(max_size=300))
 @example(b"path: x\ninner: {rate: !!float x}")
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_give_settings_or_a_message(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_any_bytes_give_settings_or_a_message(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     file.write_bytes(content)
     with contextlib.suppress(UserError):
@@ -197,9 +193,7 @@ def test_any_bytes_give_settings_or_a_message(
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6) | st.integers(), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6) | st.integers(), inner, max_size=3),
     max_leaves=8,
 )
 _KEYS = ["path", "share", "count", "flag", "name", "inner", "others", "grid", "rate", "steps"]
@@ -207,9 +201,7 @@ _KEYS = ["path", "share", "count", "flag", "name", "inner", "others", "grid", "r
 
 @given(st.dictionaries(st.sampled_from(_KEYS), _JSON, max_size=6), st.lists(st.text(max_size=12), max_size=3))
 @settings(max_examples=300, deadline=None)
-def test_any_mapping_and_overrides_give_settings_or_a_message(
-    mapping: dict[str, object], overrides: list[str]
-) -> None:
+def test_any_mapping_and_overrides_give_settings_or_a_message(mapping: dict[str, object], overrides: list[str]) -> None:
     with contextlib.suppress(UserError):
         assert isinstance(build(Outer, mapping, overrides), Outer)
 

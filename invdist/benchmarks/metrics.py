@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--users", type=int, default=37_692)
     parser.add_argument("--repeats", type=int, default=3, help="the median of this many runs is reported")
-    parser.add_argument(
-        "--no-sklearn", action="store_true", help="leave scikit-learn out: its loop takes a minute"
-    )
+    parser.add_argument("--no-sklearn", action="store_true", help="leave scikit-learn out: its loop takes a minute")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:

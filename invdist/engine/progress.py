@@ -88,9 +88,7 @@ def _line(event: dict[str, Any]) -> str | None:
     """What an event other than a step has to say, or None."""
     match event["event"]:
         case "start":
-            plan = ", ".join(
-                f"{t['table']} {t['rows']:,} x {t['dim']} {t['sharding']}" for t in event["plan"]
-            )
+            plan = ", ".join(f"{t['table']} {t['rows']:,} x {t['dim']} {t['sharding']}" for t in event["plan"])
             # The imbalance figures that follow are for the report: here the plan itself is enough.
             stats = event.get("plan_stats", "").partition("Total Perf Imbalance")[0].rstrip()
             ranks = f"{event['world_size']} rank(s), {event['device']}, {event['backend']}"

@@ -46,9 +46,7 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
         worker or train_worker,
         train_loop_config={"config": configs.dump(config), "run": str(run)},
         torch_config=TorchConfig(backend="nccl" if cuda else "gloo", timeout_s=int(ray_config.timeout_s)),
-        scaling_config=ScalingConfig(
-            num_workers=workers, use_gpu=cuda, resources_per_worker=_resources(config, cuda)
-        ),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=cuda, resources_per_worker=_resources(config, cuda)),
         run_config=RunConfig(
             name="ray_train",
             storage_path=str(run),

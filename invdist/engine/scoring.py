@@ -48,9 +48,7 @@ class SplitScorer:
     def metrics(self) -> dict[str, float]:
         """The metrics at the present state, the same on every rank."""
         scores = score_pairs(self._strategy, self._user, self._item, self._batch_rows)
-        return distributed_metrics(
-            self._user, self._label, scores, k=self._k, group=self._strategy.model.comm.group
-        )
+        return distributed_metrics(self._user, self._label, scores, k=self._k, group=self._strategy.model.comm.group)
 
 
 class Probe:

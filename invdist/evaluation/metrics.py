@@ -13,9 +13,7 @@ from invdist.evaluation.per_user import per_user_metrics
 ECE_BINS = 15
 
 
-def ranking_metrics(
-    user: np.ndarray, label: np.ndarray, score: np.ndarray, k: int = 10
-) -> dict[str, float | int]:
+def ranking_metrics(user: np.ndarray, label: np.ndarray, score: np.ndarray, k: int = 10) -> dict[str, float | int]:
     """All metrics of rows (`user` integers, `label` 0 or 1, `score` logits; each of shape [rows]).
 
     Gives `auc` over all rows; `gauc` (mean AUC of a user), `gauc_weighted` (weighted by the user's rows),
@@ -48,8 +46,7 @@ class ScoredRows:
         user, label, score = np.asarray(user), np.asarray(label), np.asarray(score)
         if not (user.ndim == 1 and user.shape == label.shape == score.shape):
             raise UserError(
-                "user, label and score must be flat and of one length, "
-                f"not {user.shape}, {label.shape}, {score.shape}"
+                f"user, label and score must be flat and of one length, not {user.shape}, {label.shape}, {score.shape}"
             )
         if k < 1:
             raise UserError(f"NDCG is cut at k = {k}; k must be at least 1")
@@ -57,9 +54,7 @@ class ScoredRows:
             raise UserError(f"user must be integers, not {user.dtype}")
         odd = np.flatnonzero((label != 0) & (label != 1))
         if len(odd):
-            raise UserError(
-                f"label of row {odd[0]} is {label[odd[0]]} ({len(odd)} such rows); labels are 0 or 1"
-            )
+            raise UserError(f"label of row {odd[0]} is {label[odd[0]]} ({len(odd)} such rows); labels are 0 or 1")
         odd = np.flatnonzero(~np.isfinite(score))
         if len(odd):
             raise UserError(

@@ -110,9 +110,7 @@ def test_histogram_is_exact_where_scores_repeat(by_rank: list[dict]) -> None:
     assert by_rank[0]["histogram: ties"]["auc_error_bound"] == 0.0
     for case in ("continuous", "one value in most rows", "ties"):
         got = by_rank[0][f"histogram: {case}"]
-        assert got["auc"] == pytest.approx(
-            roc_auc_score(*rows_of(case)[1:]), abs=1e-12 + got["auc_error_bound"]
-        )
+        assert got["auc"] == pytest.approx(roc_auc_score(*rows_of(case)[1:]), abs=1e-12 + got["auc_error_bound"])
         assert got["auc_error_bound"] < 1e-5
         # Everything else does not go through the histogram.
         assert got["gauc"] == by_rank[0][case]["gauc"]

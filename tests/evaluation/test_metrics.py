@@ -60,9 +60,7 @@ def test_agrees_with_scikit_learn(rows: Rows, k: int) -> None:
         return
     aucs = [roc_auc_score(y, s) for y, s in judged]
     assert got["gauc"] == pytest.approx(np.mean(aucs), abs=1e-12)
-    assert got["gauc_weighted"] == pytest.approx(
-        np.average(aucs, weights=[len(y) for y, _ in judged]), abs=1e-12
-    )
+    assert got["gauc_weighted"] == pytest.approx(np.average(aucs, weights=[len(y) for y, _ in judged]), abs=1e-12)
     assert got["ndcg"] == pytest.approx(np.mean([ndcg_score([y], [s], k=k) for y, s in judged]), abs=1e-12)
 
 
@@ -105,9 +103,7 @@ def test_extreme_logits_keep_log_loss_finite_and_exact() -> None:
     user, label = np.zeros(4, dtype=int), np.array([1, 0, 1, 0])
     score = np.array([1e4, -1e4, -1e4, 1e4], dtype=np.float32)
     assert ranking_metrics(user, label, score)["logloss"] == pytest.approx(5e3)
-    assert ranking_metrics(user, label, np.array([50.0, -50, 50, -50]))["logloss"] == pytest.approx(
-        math.exp(-50)
-    )
+    assert ranking_metrics(user, label, np.array([50.0, -50, 50, -50]))["logloss"] == pytest.approx(math.exp(-50))
 
 
 def test_negative_zero_ties_with_zero() -> None:

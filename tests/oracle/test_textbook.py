@@ -58,9 +58,7 @@ def logit(w: dict[str, np.ndarray], user: int, item: int) -> float:
                 for row, b in zip(matrix, bias, strict=True)
             ]
         features += hidden
-    return (
-        math.fsum(a * f for a, f in zip(w["output.weight"][0], features, strict=True)) + w["output.bias"][0]
-    )
+    return math.fsum(a * f for a, f in zip(w["output.weight"][0], features, strict=True)) + w["output.bias"][0]
 
 
 def mean_log_loss(w: dict[str, np.ndarray], V: Labeled) -> float:
@@ -96,9 +94,7 @@ def test_ig_step_equals_finite_differences(model: str) -> None:
     """The whole of Algorithm 1's phase 2 with both rates of plain gradient descent."""
     w0, alpha, gamma, candidates = first_weights(model), 0.7, 0.3, (-3.0, -1.0, 0.0, 1.0)
     V, U = batch(1), batch(2, rows=9)[:2]
-    oracle = textbook(
-        model, w0, row_optimizer="sgd", gamma=gamma, alpha=alpha, inner="sgd", candidates=candidates
-    )
+    oracle = textbook(model, w0, row_optimizer="sgd", gamma=gamma, alpha=alpha, inner="sgd", candidates=candidates)
     direction, losses = oracle.ig_step(V, U)
 
     w = to_numpy(w0)
@@ -194,10 +190,7 @@ def test_rowwise_adagrad_equals_its_formula_over_two_steps() -> None:
     w0, gamma = first_weights("gmf"), 0.1
     oracle = textbook("gmf", w0, row_optimizer="rowwise_adagrad", gamma=gamma)
     w = to_numpy(w0)
-    sums = {
-        name: np.zeros((len(value), 1) if name in ("user", "item") else value.shape)
-        for name, value in w.items()
-    }
+    sums = {name: np.zeros((len(value), 1) if name in ("user", "item") else value.shape) for name, value in w.items()}
     for seed in (3, 4):
         V = batch(seed)
         oracle.plain_step(*V)
@@ -225,9 +218,7 @@ def test_state_is_kept_through_both_phases_and_a_pass_leaves_no_trace(model: str
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 10**6), st.sampled_from(MODELS), st.sampled_from([0, 1]), st.sampled_from(["sign", "sgd"])
-)
+@given(st.integers(0, 10**6), st.sampled_from(MODELS), st.sampled_from([0, 1]), st.sampled_from(["sign", "sgd"]))
 def test_losses_of_a_single_instance_are_ordered_one_way_or_the_other(
     seed: int, model: str, label: int, inner: str
 ) -> None:
