@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from invdist.config import OneOf, _methods, _models
 from invdist.errors import UserError
-from invdist.plain_yaml import read_yaml
-from invdist.settings import Count, CountOrZero, Range, build
+from invdist.plain_yaml import parse, read_yaml
+from invdist.settings import Count, CountOrZero, Range, _Override, build
 
 FLOOR = "means"
 """The strategy that every table shows, whether asked for or not."""
@@ -189,6 +189,7 @@ def load(path: str | Path, overrides: Iterable[str] = (), *, only: list[str] | N
     made on it, without published figures.
     """
     study = build(Study, read_yaml(path), overrides, source=str(path))
+    study.base = _typed(study.base)
     if only:
         unknown = [name for name in only if name not in [table.name for table in study.tables]]
         if unknown:
@@ -199,3 +200,10 @@ def load(path: str | Path, overrides: Iterable[str] = (), *, only: list[str] | N
         first = study.tables[0]
         study.tables = [replace(first, data=Source(path=data), published={})]
     return study
+
+
+def _typed(value: Any) -> Any:
+    """Free-form settings, with what was typed on the command line read as YAML."""
+    if isinstance(value, dict):
+        return {key: _typed(inner) for key, inner in value.items()}
+    return parse(value.text.encode(), "command line") if isinstance(value, _Override) else value

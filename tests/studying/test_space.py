@@ -117,6 +117,7 @@ def test_unknown_tables_are_refused_and_own_data_takes_one_path(tmp_path: Path):
     path = written(tiny(tmp_path), tmp_path)
     with pytest.raises(UserError, match="it has feed"):
         load(path, only=["fed"])
+    assert load(path, ["base.training.epochs=7"]).base["training"] == {"epochs": 7, "patience": 2}
     own = load(path, data="data/mine")
     assert [table.data.path for table in own.tables] == ["data/mine"]
     assert own.tables[0].published == {}
