@@ -156,11 +156,7 @@ class Exchange:
             if not self._replicated:
                 place = torch.empty_like(wire)
                 place[wire] = torch.arange(len(wire), device=wire.device)
-                joint = (
-                    place
-                    if len(groups) == 1
-                    else place + self._shift(g).index_select(0, self._rank_of(place, g))
-                )
+                joint = place if len(groups) == 1 else place + self._shift(g).index_select(0, self._rank_of(place, g))
             own = self._own[g] if self._replicated else asked
             route = Route(self._pairs[g], wire, place, joint, sent, self._received[g], own, Touched.of(asked))
             self.routes.append(route)
