@@ -23,7 +23,7 @@ from invdist.learning.losses import inverse_dual_loss, log_loss
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Batch, Record
 from invdist.model.exchange import Exchange
-from invdist.model.recommender import Recommender, Update
+from invdist.model.recommender import Recommender, Update, moved
 
 _SIGN_EPS = 1e-8
 
@@ -81,7 +81,7 @@ class InverseGradient:
         # 2. and 3. All candidates theta + c*D in one forward; one all-reduce of their losses over the global V.
         with watch("candidates"):
             deltas_V = model.rows.peek(route_V, D.rows)
-            logits, tried_V = model.candidate_logits(rows_V, deltas_V, D, self.candidates)
+            logits = model.candidate_logits(rows_V, deltas_V, D, self.candidates)
             losses, details = self._reduce(log_loss(logits, batch.label), annotation.w1, g)
 
         # 4. The smallest wins, on every rank alike.
@@ -91,7 +91,7 @@ class InverseGradient:
         # 5. Commit, then one gamma step on the log-loss of V at the committed theta.
         with watch("commit"):
             model.add(D, c)
-            committed_V = tried_V[self._chosen].requires_grad_()
+            committed_V = moved(rows_V.detach(), deltas_V, c).requires_grad_()
             loss_V = log_loss(model.logits(committed_V), batch.label)
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V)
             model.step(gradient_V)

@@ -73,24 +73,19 @@ class Recommender:
         return Update(arriving().map(scale.mul), reduced[:-2] * scale), reduced[-2] * scale
 
     @torch.no_grad()
-    def candidate_logits(
-        self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Logits `[candidates, n]` at `theta + c * step` for every multiplier c, and the rows they are of.
+    def candidate_logits(self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]) -> Tensor:
+        """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
 
         Dense weights take the value of each candidate in turn, which any backbone can do and which costs a
         third of `vmap` over `functional_call` here; afterwards they are what they were.
         """
-        theta = self._flat.clone()
-        # Nothing is added at 0: 0 * NaN is NaN, and a broken update must not break the pass.
-        tried = [torch.add(rows, deltas, alpha=c) if c else rows.detach() for c in candidates]
-        logits = []
+        theta, logits = self._flat.clone(), []
         with self.evaluating():
-            for c, candidate in zip(candidates, tried, strict=True):
-                self._flat.copy_(torch.add(theta, step.dense, alpha=c) if c else theta)
-                logits.append(self.logits(candidate))
+            for c in candidates:
+                self._flat.copy_(moved(theta, step.dense, c))
+                logits.append(self.logits(moved(rows, deltas, c)))
         self._flat.copy_(theta)
-        return torch.stack(logits), tried
+        return torch.stack(logits)
 
     @torch.no_grad()
     def add(self, step: Update, scale: float) -> None:
@@ -132,6 +127,11 @@ class Recommender:
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
+
+
+def moved(values: Tensor, step: Tensor, c: float) -> Tensor:
+    """`values + c * step`. Nothing is added at 0: 0 * NaN is NaN, and a broken step must not break the pass."""
+    return torch.add(values, step, alpha=c) if c else values
 
 
 def _flatten(parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> Tensor:
