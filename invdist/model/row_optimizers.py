@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-_BLOCK = 2048  # rows; with width 32 its rows, moments and gradients fill 1 MB
+_BLOCK_ROWS, _BLOCK_VALUES = 1024, 65536  # a block has at least so many rows, and more if they are narrow
 
 
 def store_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -65,8 +65,10 @@ class Adam(_Base):
 
     def update(self, arena: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1
-        # What a block gathers is still in the cache when it is stored: a third faster than all rows at once.
-        block = _BLOCK if arena.device.type == "cpu" else max(len(rows), 1)
+        # What a block gathers is still in the cache when it is stored: of 16k rows a third faster than all at once
+        # at width 32, twice as fast at 160.
+        on_cpu = arena.device.type == "cpu"
+        block = max(_BLOCK_ROWS, _BLOCK_VALUES // arena.shape[1]) if on_cpu else max(len(rows), 1)
         for some, of_some in zip(rows.split(block), gradient.split(block), strict=True):
             self._update(arena, some, of_some)
 
