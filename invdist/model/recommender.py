@@ -76,8 +76,8 @@ class Recommender:
     def candidate_logits(self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]) -> Tensor:
         """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
 
-        Dense weights take the value of each candidate in turn, which any backbone can do and which costs a
-        third of `vmap` over `functional_call` here; afterwards they are what they were.
+        Dense weights take the value of each candidate in turn, which any backbone can do and which takes
+        half the time of `vmap` over `functional_call` here; afterwards they are what they were.
         """
         theta, logits = self._flat.clone(), []
         with self.evaluating():

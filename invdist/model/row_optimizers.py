@@ -65,8 +65,8 @@ class Adam(_Base):
 
     def update(self, arena: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1
-        # What a block gathers is still in the cache when it is stored: of 16k rows a third faster than all at once
-        # at width 32, twice as fast at 160.
+        # What a block gathers is still in the cache when it is stored: 16k rows take a seventh to a quarter less
+        # time than all at once at width 32, and half the time at 160.
         on_cpu = arena.device.type == "cpu"
         block = max(_BLOCK_ROWS, _BLOCK_VALUES // arena.shape[1]) if on_cpu else max(len(rows), 1)
         for some, of_some in zip(rows.split(block), gradient.split(block), strict=True):
