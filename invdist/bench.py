@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import pkgutil
@@ -39,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
-    figures = args.run(args)
+    # Ray tells the driver's standard output of dead workers; JSON must stand there alone.
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        figures = args.run(args)
     print(json.dumps(figures) if args.json else _table(figures))
     return 0
 
