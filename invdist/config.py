@@ -67,8 +67,8 @@ class DataConfig:
     """Folder or URI of a data set made by `invdist prepare`."""
     batch_size: Count = 1024
     """Labeled rows per step, summed over all workers: the run is the same at any number of workers."""
-    eval_batch_size: Count = 65536
-    """Rows scored at a time by each worker during evaluation."""
+    eval_batch_size: Count = 16384
+    """Rows scored at a time by each worker during evaluation: on a CPU, larger ones leave the cache."""
     readers: CountOrZero = 1
     """Ray actors that read shards and sample unlabeled rows; 0 reads inside each worker."""
     prefetch: Count = 2

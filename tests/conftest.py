@@ -8,9 +8,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from invdist import private_ray
+
+# The same examples in every run: a change is judged by what it changed. `--hypothesis-profile=default` looks for new ones.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
 
 # Ray reads these once, when it is imported; the head, its workers and every subprocess of a test must agree.
 _RAY = private_ray.new_environment()

@@ -46,7 +46,16 @@ class Route:
     """Cells asked for by each rank."""
     cells: Tensor
     """Arena rows asked for, in order of asking rank (on a replicated layout: this rank's own)."""
-    touched: Touched
+    pushed: Tensor
+    """Arena rows that gradients arrive for: `cells`, and on a replicated layout those of all ranks."""
+    _touched: Touched | None = None
+
+    @property
+    def touched(self) -> Touched:
+        """The distinct rows of `pushed`, sorted when first wanted: who only looks at rows never pays for it."""
+        if self._touched is None:
+            self._touched = Touched.of(self.pushed)
+        return self._touched
 
 
 @dataclass(slots=True)
@@ -132,13 +141,13 @@ class Exchange:
         return self
 
     def finish(self) -> Exchange:
-        """Receives the ids asked of this rank, and sorts them. Later calls do nothing."""
+        """Receives the ids asked of this rank. Later calls do nothing."""
         if self.routes:
             return self
         if self._comm.size == 1:
             for pairs, cells in zip(self._pairs, self._asked, strict=True):
                 count = [len(cells)]
-                self.routes.append(Route(pairs, None, None, None, count, count, cells, Touched.of(cells)))
+                self.routes.append(Route(pairs, None, None, None, count, count, cells, cells))
             self._received, self.cells = (
                 self._sent,
                 torch.cat(self._asked) if len(self._asked) > 1 else self._asked[0],
@@ -158,8 +167,7 @@ class Exchange:
                 place[wire] = torch.arange(len(wire), device=wire.device)
                 joint = place if len(groups) == 1 else place + self._shift(g).index_select(0, self._rank_of(place, g))
             own = self._own[g] if self._replicated else asked
-            route = Route(self._pairs[g], wire, place, joint, sent, self._received[g], own, Touched.of(asked))
-            self.routes.append(route)
+            self.routes.append(Route(self._pairs[g], wire, place, joint, sent, self._received[g], own, asked))
         return self
 
     def _rank_of(self, place: Tensor, g: int) -> Tensor:

@@ -143,13 +143,19 @@ def models(alone: None) -> dict[str, Recommender]:
 def test_theorem_1(
     models: dict[str, Recommender], seed: int, name: str, label: float, inner: str, logit: float, sign: int
 ) -> None:
-    """Of a single instance the losses are ordered one way or the other, and the lean of the logit says which."""
+    """Of a single instance the losses are ordered one way or the other, and the lean of the logit says which.
+
+    The theorem is about a step within which the loss is smooth: every unit of the tower is far on or far off.
+    """
     model = models[name]
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         model.rows.arena.normal_(0, 0.5, generator=source)
         for parameter in model.backbone.parameters():
             parameter.normal_(0, 0.5, generator=source)
+        for layer in getattr(model.backbone, "tower", ()):
+            layer.weight.mul_(0.2)
+            layer.bias.sign_().mul_(3.0)
     user, item = int(torch.randint(USERS, (1,), generator=source)), int(torch.randint(ITEMS, (1,), generator=source))
     with_logit(model, user, item, sign * logit)
     algorithm = InverseGradient(model, alpha=0.002 if inner == "sign" else 0.02, inner=inner, candidates=LINE_SEARCH)
