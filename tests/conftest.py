@@ -13,7 +13,7 @@ import pytest
 
 from invdist import private_ray
 
-# The same examples in every run: a change is judged by what it changed. `--hypothesis-profile=default` looks for new ones.
+# The same examples in every run; `--hypothesis-profile=default` looks for new ones.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
 
