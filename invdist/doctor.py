@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from invdist.install import installed, stack_problem
 
-PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "ray", "pyarrow", "numpy", "safetensors")
+PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "ray", "pyarrow", "numpy")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,9 @@ python -m invdist.study --config configs/study/ml1m-sparse.yaml --data data/mine
 from __future__ import annotations
 
 import argparse
-import contextlib
-import logging
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from invdist.errors import exit_on_user_error
 from invdist.install import check_stack
@@ -36,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.report:
         print(running.rewrite(study, command=command, say=_say).read_text())
         return 0
-    with _connected(running.cpus(study)):
+    from invdist.engine.ray_backend import connected
+
+    with connected(running.cpus(study)):
         from invdist.studying.tuning import Interrupted
 
         try:
@@ -70,22 +70,6 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.epilog = f"keys of a study:\n\n{describe(Study)}"
     return parser
-
-
-@contextlib.contextmanager
-def _connected(cpus: int) -> Iterator[None]:
-    """Connects to the cluster this process belongs to, or starts a Ray of its own for as long as it takes."""
-    from invdist.engine.ray_backend import inside_cluster
-    from invdist.private_ray import private_ray
-
-    with contextlib.ExitStack() as stack:
-        if not inside_cluster():
-            stack.enter_context(private_ray(cpus=cpus))
-        import ray
-
-        ray.init(log_to_driver=False, ignore_reinit_error=True, logging_level=logging.WARNING)
-        stack.callback(ray.shutdown)
-        yield
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from invdist.data.schema import MANIFEST, SCHEMAS, SPLITS, VERSION
 from invdist.data.verify import verify_manifest, verify_shards
 from invdist.errors import UserError
+from invdist.files import Folder
 
 __all__ = ["SPLITS", "Dataset"]
 
@@ -49,7 +50,8 @@ class Dataset:
         every file is there with its size. Raises `UserError` naming the file, and the row, that is wrong.
         """
         path = str(path)
-        filesystem, root = _locate(path, filesystem)
+        folder = Folder.at(path) if filesystem is None else Folder(filesystem, path)
+        filesystem, root = folder.filesystem, folder.path
         manifest = _read_manifest(filesystem, root, path)
         verify_manifest(manifest, f"{path}/{MANIFEST}")
         verify_shards(filesystem, root, path, manifest, full=verify == "full")
@@ -101,18 +103,6 @@ class Dataset:
             vectors.append(factors.flatten().to_numpy().reshape(len(factors), -1)[index])
         logit += np.einsum("nd,nd->n", *vectors)
         return 1 / (1 + np.exp(-logit))
-
-
-def _locate(path: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSystem, str]:
-    if filesystem is not None:
-        return filesystem, path.rstrip("/")
-    if "://" not in path:
-        return pafs.LocalFileSystem(), path.rstrip("/") or "/"
-    try:
-        located, root = pafs.FileSystem.from_uri(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"cannot reach {path}: {error}") from error
-    return located, root.rstrip("/")
 
 
 def _read_manifest(filesystem: pafs.FileSystem, root: str, path: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from invdist import config as configs
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.stream import Stream, StreamSpec, UnlabeledSpec
+from invdist.directions import direction_name
 from invdist.engine import run_folder
 from invdist.engine.checkpoint import CheckpointStore, Position
 from invdist.engine.events import EventLog
@@ -27,7 +28,7 @@ from invdist.engine.pipeline import with_exchange
 from invdist.engine.scoring import Probe, SplitScorer
 from invdist.errors import UserError
 from invdist.install import installed
-from invdist.learning.inverse_gradient import TrainingDiverged, direction_name
+from invdist.learning.inverse_gradient import TrainingDiverged
 from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import Phase, Record, Setting, Strategy
 from invdist.model.build import ModelSpec, build_recommender

@@ -53,11 +53,6 @@ def choose(losses: Sequence[float], candidates: Sequence[float]) -> int:
     return min(finite, key=lambda i: (losses[i], c[i] != 0, c[i] != -1, abs(c[i]), c[i] > 0))
 
 
-def direction_name(multiplier: float) -> str:
-    """`direct`, `pass` or `inverse`."""
-    return "pass" if multiplier == 0 else "direct" if multiplier < 0 else "inverse"
-
-
 class InverseGradient:
     """Phase 2 of Algorithm 1 on one rank, in step with the others."""
 

@@ -142,7 +142,7 @@ def shard_tables(
                 table.name: ParameterConstraints(
                     sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
                     compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
-                    min_partition=_column_width(table.columns, world_size),
+                    min_partition=column_width(table.columns, world_size),
                 )
                 for table in tables
             },
@@ -179,7 +179,7 @@ def _compact(table: list[str]) -> str:
     return "\n".join(line for line in lines if line.strip("- "))
 
 
-def _column_width(columns: int, world_size: int) -> int:
+def column_width(columns: int, world_size: int) -> int:
     """The narrowest column shard: one per rank, a multiple of 4 as FBGEMM wants, dividing the columns evenly."""
     widths = [w for w in range(4, columns + 1, 4) if columns % w == 0 and w * world_size >= columns]
     return widths[0] if widths else columns

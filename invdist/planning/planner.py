@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from invdist.model.tables import GIB, _column_width
+from invdist.model.tables import GIB, column_width
 from invdist.planning.formulas import Spread
 
 
@@ -116,7 +116,7 @@ def make_plan(
         constraint = ParameterConstraints(
             sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
             compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
-            min_partition=_column_width(columns, ranks),
+            min_partition=column_width(columns, ranks),
         )
         planner = EmbeddingShardingPlanner(
             topology=topology,

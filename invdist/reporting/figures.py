@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import plotly.graph_objects as go
 
-from invdist.reporting.history import Event, History, direction_name
+from invdist.directions import direction_name
+from invdist.reporting.history import Event, History
 from invdist.reporting.tables import METRICS, metric_title
 
 MAX_POINTS = 3000

@@ -29,13 +29,6 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 _MAPPINGS = ("valid", "test", "directions", "seconds_by", "annotations", "dataset", "environment")
 
-_DIRECTION_NAMES = {-1: "direct", 0: "pass", 1: "inverse"}
-
-
-def direction_name(multiplier: float) -> str:
-    """`direct`, `pass` or `inverse` for a multiplier of the update vector, by its sign."""
-    return _DIRECTION_NAMES[(multiplier > 0) - (multiplier < 0)]
-
 
 @dataclass(frozen=True)
 class History:

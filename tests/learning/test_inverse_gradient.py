@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from invdist.data.stream import Batch
+from invdist.directions import direction_name
 from invdist.errors import UserError
 from invdist.learning.inverse_gradient import (
     InverseGradient,
     RanksDisagree,
     TrainingDiverged,
     choose,
-    direction_name,
     phi,
 )
 from invdist.learning.losses import log_loss

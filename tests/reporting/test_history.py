@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from invdist.directions import direction_name
 from invdist.errors import UserError
-from invdist.reporting.history import History, direction_name, read_events, table
+from invdist.reporting.history import History, read_events, table
 from tests.reporting.generated import ig_events, write_run
 
 
