@@ -96,6 +96,23 @@ def test_a_killed_study_continues_without_repeating_what_is_done(tmp_path: Path,
     assert any("done before" in line for line in lines)
 
 
+def test_trials_over_two_ranks_give_the_table_of_one(tmp_path: Path, ray_cluster: PrivateRay):
+    """A run is the same at any number of workers, so a study over ranks can be held against one without."""
+    found = {}
+    for ranks in (1, 2):
+        ray = {"workers": ranks, "device": "cpu"}
+        base = {**tiny(tmp_path)["base"], "ray": ray, "data": {"readers": ranks - 1, "batch_size": 256}}
+        mapping = tiny(tmp_path, name=f"ranks-{ranks}", base=base, space=[], seeds=[0], strategies=["ig"])
+        study = load(written(mapping, tmp_path))
+        running.run(study)
+        rows = pq.read_table(study.path / "results.parquet").to_pylist()
+        assert [(row["strategy"], row["status"]) for row in rows] == [("ig", "finished"), ("means", "finished")]
+        starts = [History.read(study.path / row["run"]).start for row in rows]
+        assert [start["world_size"] for start in starts if start] == [ranks, ranks]
+        found[ranks] = [row["test_auc"] for row in rows]
+    assert found[1] == pytest.approx(found[2], abs=1e-4)
+
+
 def test_a_study_that_exists_is_not_overwritten_and_own_typing_errors_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
