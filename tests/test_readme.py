@@ -50,12 +50,21 @@ def test_the_first_command_trains_a_model(tmp_path: Path, tiny_data: Path) -> No
     assert list((run / "checkpoints").iterdir())
 
 
-def test_the_second_command_lints_checks_types_and_finds_the_tests() -> None:
-    done = _run(_quick_start()[1], "--collect-only", "-q", "tests/test_readme.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "All checks passed" in done.stdout
-    assert "0 errors" in done.stdout
-    assert "tests/test_readme.py::test_the_first_command_trains_a_model" in done.stdout
+@pytest.mark.parametrize("fails", ["nothing", "ruff format", "pyright"])
+def test_the_second_command_lints_checks_types_and_runs_the_tests(tmp_path: Path, fails: str) -> None:
+    """The script itself is what runs this test, so here it meets a Python that only tells what it is asked."""
+    launch = tmp_path / "launch"
+    launch.mkdir()
+    (launch / "test.sh").write_text((REPOSITORY / _quick_start()[1]).read_text())
+    (launch / "_setup.sh").write_text(f"echo extra=$EXTRA\nPYTHON={launch}/python\n")
+    (launch / "python").write_text(f'#!/bin/sh\necho "$*"\ncase "$*" in "-m {fails} "*) exit 7 ;; esac\n')
+    (launch / "python").chmod(0o755)
+    done = subprocess.run(["bash", launch / "test.sh", "-k", "one"], cwd=tmp_path, capture_output=True, text=True)
+    calls = ["extra=dev", "-m ruff check .", "-m ruff format --check .", f"-m pyright --pythonpath {launch}/python"]
+    calls.append("-m pytest -k one")
+    reached = {"nothing": 5, "ruff format": 3, "pyright": 4}[fails]
+    assert done.stdout.splitlines() == calls[:reached]
+    assert done.returncode == (0 if fails == "nothing" else 7)
 
 
 def test_ci_calls_the_same_script_with_the_shared_data(tmp_path: Path) -> None:
