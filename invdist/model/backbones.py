@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 _BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
 
@@ -20,6 +21,21 @@ class Backbone(nn.Module):
 
     columns: int
     """Columns that one row must have."""
+    halves = False
+    """Whether part of a logit is of the user alone or of the item alone. Then `join(of_user(user), of_item(item))` is
+    `self(user, item)`, and who scores many pairs of the same rows prepares each row once."""
+
+    def of_user(self, rows: Tensor) -> Tensor:
+        """The user's own part, prepared: rows of any width."""
+        return rows
+
+    def of_item(self, rows: Tensor) -> Tensor:
+        """The item's own part, prepared."""
+        return rows
+
+    def join(self, user: Tensor, item: Tensor) -> Tensor:
+        """Logits of pairs of prepared rows."""
+        return self(user, item)
 
 
 class GMF(Backbone):
@@ -39,7 +55,12 @@ class GMF(Backbone):
 
 
 class NeuMF(Backbone):
-    """GMF joined with a multi-layer tower; both read one row of k + 4k columns."""
+    """GMF joined with a multi-layer tower; both read one row of k + 4k columns.
+
+    The first layer is linear in the user's and the item's columns, so each has a half of it to itself.
+    """
+
+    halves = True
 
     def __init__(self, dim: int, dropout: float = 0.0, bias: bool = False) -> None:
         super().__init__()
@@ -54,8 +75,31 @@ class NeuMF(Backbone):
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         k = self.dim
-        x = torch.cat([user[..., k : 5 * k], item[..., k : 5 * k]], dim=-1)
-        for layer in self.tower:
+        first = self.tower[0](self.dropout(torch.cat([user[..., k : 5 * k], item[..., k : 5 * k]], dim=-1)))
+        return self._after(first, user, item)
+
+    def of_user(self, rows: Tensor) -> Tensor:
+        first = self.tower[0]
+        return self._half(rows, first.weight[:, : 4 * self.dim], first.bias)
+
+    def of_item(self, rows: Tensor) -> Tensor:
+        return self._half(rows, self.tower[0].weight[:, 4 * self.dim :])
+
+    def join(self, user: Tensor, item: Tensor) -> Tensor:
+        tower = slice(self.dim, 5 * self.dim)
+        return self._after(user[..., tower] + item[..., tower], user, item)
+
+    def _half(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Rows whose columns of the tower have gone through their half of the first layer."""
+        k = self.dim
+        first = linear(self.dropout(rows[..., k : 5 * k]), weight, bias)
+        return torch.cat([rows[..., :k], first, rows[..., 5 * k :]], dim=-1)
+
+    def _after(self, first: Tensor, user: Tensor, item: Tensor) -> Tensor:
+        """Logits from the outcome of the first layer, before its ReLU; of the rows, the columns beside the tower's."""
+        k = self.dim
+        x = torch.relu(first)
+        for layer in self.tower[1:]:
             x = torch.relu(layer(self.dropout(x)))
         logit = self.output(torch.cat([user[..., :k] * item[..., :k], x], dim=-1)).squeeze(-1)
         return logit + user[..., 5 * k] + item[..., 5 * k] if self.bias else logit

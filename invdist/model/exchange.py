@@ -22,7 +22,7 @@ from invdist.model.tables import Layout
 
 
 class Pairs(NamedTuple):
-    """User-item pairs: two index tensors of the same length."""
+    """User-item pairs: two index tensors of the same length. To look rows up, the lengths may differ."""
 
     user: Tensor
     item: Tensor

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from invdist.model.backbones import Backbone
 from invdist.model.exchange import Exchange, Pairs, Route
 from invdist.model.rows import Rows, RowUpdate
 
@@ -31,7 +32,7 @@ class Recommender:
     def __init__(
         self,
         rows: Rows,
-        backbone: nn.Module,
+        backbone: Backbone,
         dense_optimizer: torch.optim.Optimizer,
         *,
         precision: str = "fp32",
@@ -102,12 +103,27 @@ class Recommender:
             parameter.grad = part.view_as(parameter)
         self.dense_optimizer.step()
 
-    @torch.no_grad()
     def score(self, pairs: Pairs) -> Tensor:
         """Logits of pairs; every rank must call it, with as many pairs as it likes."""
-        exchange = self.exchange(pairs)
+        return self.look(self.exchange(self.sought(pairs)), pairs)
+
+    def sought(self, pairs: Pairs) -> Pairs:
+        """The ids to exchange before pairs are looked at: as they are, or each user and item once."""
+        return _distinct(pairs)[0] if self.backbone.halves else pairs
+
+    @torch.no_grad()
+    def look(self, exchange: Exchange, pairs: Pairs) -> Tensor:
+        """Logits of pairs from the exchange of what is `sought` of them, without dropout or gradient."""
+        rows = self.rows.pull(exchange)[0]
         with self.evaluating():
-            return self.logits(self.rows.pull(exchange)[0])
+            if not self.backbone.halves:
+                return self.logits(rows)
+            ids, places = _distinct(pairs)
+            user, item = rows.split([len(ids.user), len(ids.item)])
+            with self._autocast():
+                user, item = self.backbone.of_user(user), self.backbone.of_item(item)
+                user, item = user.index_select(0, places.user), item.index_select(0, places.item)
+                return self.backbone.join(user, item).float()
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -132,6 +148,12 @@ class Recommender:
 def moved(values: Tensor, step: Tensor, c: float) -> Tensor:
     """`values + c * step`. Nothing is added at 0: 0 * NaN is NaN, and a broken step must not break the pass."""
     return torch.add(values, step, alpha=c) if c else values
+
+
+def _distinct(pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """The distinct users and the distinct items of pairs, which need not be as many, and where each pair's stand."""
+    (user, at_user), (item, at_item) = (ids.unique(return_inverse=True) for ids in pairs)
+    return Pairs(user, item), Pairs(at_user, at_item)
 
 
 def _flatten(parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from functools import singledispatch
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from invdist.model.backbones import GMF, Backbone, NeuMF
 from invdist.model.frozen import Additive
@@ -73,24 +73,17 @@ class Tower:
 
     def __init__(self, backbone: NeuMF) -> None:
         self.backbone, k = backbone, backbone.dim
-        first, *rest = backbone.tower
-        assert isinstance(first, nn.Linear)
-        self.first_user, self.first_item = first.weight[:, : 4 * k].t(), first.weight[:, 4 * k :].t()
-        self.first_bias = first.bias
-        self.rest = rest
         weight = backbone.output.weight[0]
         self.product = Product(weight[:k], backbone.output.bias, backbone.bias)
         self.output = weight[k:]
 
     def users(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The user's part of the product and of the first layer."""
-        k = self.backbone.dim
-        return self.product.users(self._product_rows(rows)), rows[:, k : 5 * k] @ self.first_user + self.first_bias
+        return self.product.users(self._product_rows(rows)), self._first(self.backbone.of_user(rows))
 
     def items(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The item's part of the product and of the first layer."""
-        k = self.backbone.dim
-        return self.product.items(self._product_rows(rows)), rows[:, k : 5 * k] @ self.first_item
+        return self.product.items(self._product_rows(rows)), self._first(self.backbone.of_item(rows))
 
     def logits(self, users: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]) -> Tensor:
         """`[u, n]`"""
@@ -99,10 +92,14 @@ class Tower:
         width = max(1, _TILE_VALUES // (len(user) * first_user.shape[1]))
         for start in range(0, len(first_item), width):
             x = (first_user[:, None] + first_item[None, start : start + width]).relu_().flatten(0, 1)
-            for layer in self.rest:
+            for layer in self.backbone.tower[1:]:
                 x = layer(x).relu_()
             logits[:, start : start + width] += (x @ self.output).view(len(user), -1)
         return logits
+
+    def _first(self, prepared: Tensor) -> Tensor:
+        k = self.backbone.dim
+        return prepared[:, k : 5 * k].contiguous()
 
     def _product_rows(self, rows: Tensor) -> Tensor:
         k = self.backbone.dim

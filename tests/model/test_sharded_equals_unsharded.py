@@ -10,6 +10,7 @@ import torch
 from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import Setting
 from invdist.model.build import build_recommender
+from invdist.model.exchange import Pairs
 from tests.distributed import run_ranks
 from tests.model.sharded import (
     DIM,
@@ -28,6 +29,7 @@ from tests.oracle.textbook import Textbook
 OPTIMIZERS = ("adam", "sgd", "rowwise_adagrad")
 COMBINATIONS = list(product(MODELS, OPTIMIZERS, SHARDINGS))
 STEPS, SEED = 8, 3
+SCORED = Pairs(torch.tensor([3, 3, 0, USERS - 1, 3, 0, 1]), torch.tensor([5, 2, 5, 5, ITEMS - 1, 0, 5]))
 
 
 def _train(rank: int, ranks: int) -> list[tuple]:
@@ -45,7 +47,10 @@ def _train(rank: int, ranks: int) -> list[tuple]:
             batch = step.cut(rank, ranks, number)
             exchange = recommender.exchange(*strategy.groups(phase, batch))
             losses.append(float(strategy.step(phase, batch, exchange).loss))
-        results.append((first, local_weights(recommender), losses))
+        # Ranks score different numbers of pairs, and of several ranks the last scores none.
+        mine = len(SCORED.user) - rank * len(SCORED.user) // max(1, ranks - 1)
+        scores = recommender.score(Pairs(SCORED.user[:mine], SCORED.item[:mine]))
+        results.append((first, local_weights(recommender), losses, scores.tolist()))
     return results
 
 
@@ -67,5 +72,9 @@ def test_sharded_equals_unsharded(ranks: int) -> None:
         seen = [results[number][2] for results in by_rank]
         if difference > 1e-5 or any(rank != pytest.approx(losses, abs=1e-6) for rank in seen):
             wrong.append(f"{model} {optimizer} {sharding}: {difference:.1e}, losses {seen} for {losses}")
+        expected = oracle.model(*SCORED).tolist()
+        for scores in (results[number][3] for results in by_rank):
+            if scores != pytest.approx(expected[: len(scores)], abs=1e-5):
+                wrong.append(f"{model} {optimizer} {sharding}: scores {scores} for {expected}")
         assert largest_difference(first, last) > 1e-3, "nothing was learned: the comparison is empty"
     assert not wrong, "\n".join(wrong)

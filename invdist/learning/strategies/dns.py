@@ -31,13 +31,12 @@ class DynamicNegativeSampling(NegativeSampling):
         return (Phase("train", LABELED, per_row, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
-        return (unlabeled(batch),)
+        return (self.model.sought(unlabeled(batch)),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
-        with self.watch("candidates"), torch.no_grad(), self.model.evaluating():
-            logits = self.model.logits(self.model.rows.pull(exchange)[0])
-        chosen = hardest(logits, self.options.candidates)
         candidates = unlabeled(batch)
+        with self.watch("candidates"):
+            chosen = hardest(self.model.look(exchange, candidates), self.options.candidates)
         # A new exchange for the chosen: rows that were only looked at must not be moved by a lazy optimizer.
         return self.step_with(batch, Pairs(candidates.user[chosen], candidates.item[chosen]))
 

@@ -36,6 +36,11 @@ class _Asked(NamedTuple):
     first: Tensor
     """The first row of each user: `[m]`."""
 
+    @property
+    def pairs(self) -> Pairs:
+        """Every user with each of its fresh candidates."""
+        return Pairs(self.user.repeat_interleave(self.fresh.shape[1]), self.fresh.reshape(-1))
+
 
 @STRATEGIES.register("srns")
 class RobustNegativeSampling(NegativeSampling):
@@ -76,15 +81,13 @@ class RobustNegativeSampling(NegativeSampling):
         return (Phase("train", LABELED, self.options.fresh, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
-        asked = self._ask(batch)
-        return (Pairs(asked.user.repeat_interleave(self.options.fresh), asked.fresh.reshape(-1)),)
+        return (self.model.sought(self._ask(batch).pairs),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         rate = self.setting.unlabeled_rate
         with self.watch("candidates"), torch.no_grad():
             asked = self._ask(batch)
-            with self.model.evaluating():
-                fresh_logit = self.model.logits(self.model.rows.pull(exchange)[0])
+            fresh_logit = self.model.look(exchange, asked.pairs)
             item = self._from_owners(asked, fresh_logit.view_as(asked.fresh))
             user = asked.user[asked.row].repeat_interleave(rate)
             chosen = Pairs(user, item[asked.row].view(-1))
