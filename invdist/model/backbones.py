@@ -75,15 +75,20 @@ class NeuMF(Backbone):
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         k = self.dim
-        first = self.tower[0](self.dropout(torch.cat([user[..., k : 5 * k], item[..., k : 5 * k]], dim=-1)))
+        first = self._first(self.dropout(torch.cat([user[..., k : 5 * k], item[..., k : 5 * k]], dim=-1)))
         return self._after(first, user, item)
 
+    @property
+    def _first(self) -> nn.Linear:
+        layer = self.tower[0]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
     def of_user(self, rows: Tensor) -> Tensor:
-        first = self.tower[0]
-        return self._half(rows, first.weight[:, : 4 * self.dim], first.bias)
+        return self._half(rows, self._first.weight[:, : 4 * self.dim], self._first.bias)
 
     def of_item(self, rows: Tensor) -> Tensor:
-        return self._half(rows, self.tower[0].weight[:, 4 * self.dim :])
+        return self._half(rows, self._first.weight[:, 4 * self.dim :])
 
     def join(self, user: Tensor, item: Tensor) -> Tensor:
         tower = slice(self.dim, 5 * self.dim)
