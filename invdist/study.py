@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = [word for word in (sys.argv[1:] if argv is None else argv) if word not in ("--resume", "--report")]
     command = shlex.join(["python", "-m", "invdist.study", *given])
     if args.report:
-        print(running.rewrite(study, command=command, say=_say).read_text())
+        print(running.rewrite(study, command=command).read_text())
         return 0
     from invdist.engine.ray_backend import connected
 
@@ -40,16 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from invdist.studying.tuning import Interrupted
 
         try:
-            path = running.run(study, resume=args.resume, command=command, say=_say)
+            path = running.run(study, resume=args.resume, command=command)
         except (Interrupted, KeyboardInterrupt):
             print(f"interrupted; what is done is kept. Continue with: {command} --resume", file=sys.stderr)
             return 130
     print(f"\n{path.read_text()}\nresults: {path}")
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
     from ray.train.torch import TorchConfig, TorchTrainer
 
     (run / FAILED_FILE).unlink(missing_ok=True)
-    cuda = _cluster_uses_cuda(config)
+    cuda = cluster_uses_cuda(config)
     ray_config = config.ray
     needed, present = ray_config.workers * ray_config.cpus_per_worker, ray.cluster_resources().get("CPU", 0)
     least = (ray_config.min_workers or ray_config.workers) * ray_config.cpus_per_worker
@@ -101,7 +101,7 @@ def _raise_if_failed(run: Path) -> None:
         raise UserError(json.loads((run / FAILED_FILE).read_text())["message"])
 
 
-def _cluster_uses_cuda(config: Config) -> bool:
+def cluster_uses_cuda(config: Config) -> bool:
     """The device is chosen once, for all workers: CUDA if the cluster has a GPU for each."""
     import ray
 

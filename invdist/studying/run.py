@@ -25,6 +25,11 @@ from invdist.studying.trial import FAILED, STOPPED, TESTING, TUNING, Trial, run_
 Say = Callable[[str], None]
 
 
+def say_on_screen(line: str) -> None:
+    """Prints a line at once. (Not `print` itself: Ray replaces that one, and then cannot pickle the first.)"""
+    print(line, flush=True)
+
+
 def check(study: Study, *, resume: bool = False) -> dict[str, list[Case]]:
     """The cases of every table, every point validated; `UserError` before anything is started."""
     planned = {table.name: cases(study, table) for table in study.tables}
@@ -35,7 +40,7 @@ def check(study: Study, *, resume: bool = False) -> dict[str, list[Case]]:
     return planned
 
 
-def run(study: Study, *, resume: bool = False, command: str = "", say: Say = print) -> Path:
+def run(study: Study, *, resume: bool = False, command: str = "", say: Say = say_on_screen) -> Path:
     """Runs what is not done yet on the Ray this process is connected to, and writes the results; gives their file.
 
     Raises `Interrupted` on Ctrl-C, with the results so far written.
@@ -160,6 +165,7 @@ class Work:
             stopping=study.stopping,
             keep_checkpoints=study.keep_tuning_checkpoints,
             scratch=study.path,
+            gpus=study.gpus,
             earlier=done,
             on_end=lambda trial: self._tell(trial, len(waiting)),
         )
@@ -185,7 +191,7 @@ class Work:
         )
 
 
-def rewrite(study: Study, *, command: str = "", say: Say = print) -> Path:
+def rewrite(study: Study, *, command: str = "", say: Say = say_on_screen) -> Path:
     """Writes the results again from what the trial folders hold, without running anything; gives their file."""
     work = Work(study, check(study, resume=True), say)
     work.open_data()

@@ -143,6 +143,8 @@ class Study:
     """Seed of the tuning trials, and of the random search; none of `seeds`."""
     concurrent: Count = 2
     """Trials at once, one CPU each."""
+    gpus: Annotated[float, Range(above=0)] = 1.0
+    """GPUs of each trial, where the cluster has any and ray.device is not cpu; with a fraction trials share one."""
     cpus: Count | None = None
     """CPUs of the private Ray; null: as many as trials at once or workers need."""
     keep_tuning_checkpoints: bool = False

@@ -118,15 +118,17 @@ def result_of(folder: Path, metric: str, status: str = FINISHED) -> Result:
     )
 
 
-def run(text: str, folder: Path, keep_checkpoints: bool, on_epoch: Callable[[dict[str, Any]], None]) -> None:
+def run(
+    text: str, folder: Path, keep_checkpoints: bool, on_epoch: Callable[[dict[str, Any]], None], *, cuda: bool = False
+) -> None:
     """Trains in this process, on one rank, and writes the result; what goes wrong is a result, too."""
     try:
         config = configs.from_text(text)
         open_folder(config, folder)
-        _join_group()
+        device = _join_group(cuda)
         from invdist.engine.loop import Trainer
 
-        Trainer(config, folder, device=_device()).fit(on_epoch)
+        Trainer(config, folder, device=device).fit(on_epoch)
         result = result_of(folder, config.training.metric)
     except Exception as error:
         result = failure(folder, error)
@@ -158,17 +160,12 @@ def failure(folder: Path, error: BaseException) -> Result:
     return Result(status=FAILED, reason=" ".join(reason.split())[:500])
 
 
-def _device():
-    import torch
-
-    return torch.device("cpu")
-
-
-def _join_group() -> None:
-    """A gloo group of this process alone, once: an actor that is used again has it already."""
+def _join_group(cuda: bool):
+    """The device of this process, which is a group by itself: an actor that is used again is one already."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return torch.device("cuda" if cuda else "cpu")

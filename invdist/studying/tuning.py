@@ -1,4 +1,4 @@
-"""Trials on Ray Tune: several at once, each on one CPU, with ASHA among the trials of one case."""
+"""Trials on Ray Tune: several at once, each on one CPU or GPU, with ASHA among the trials of one case."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from invdist import config as configs
+from invdist.engine.ray_backend import cluster_uses_cuda
 from invdist.studying import trial as trials_module
 from invdist.studying.spec import Stopping
 from invdist.studying.trial import FAILED, STOPPED, TUNING, Result, Trial, epoch_metrics, result_of
@@ -37,15 +38,18 @@ def run_trials(
     stopping: Stopping,
     keep_checkpoints: bool,
     scratch: Path,
+    gpus: float = 1.0,
     earlier: Sequence[Trial] = (),
     on_end: Callable[[Trial], None] = lambda trial: None,
 ) -> None:
     """Runs trials of one rank each; returns when every one has a result, raises `Interrupted` on Ctrl-C.
 
-    `earlier` are tuning trials that have a result from before: those of the same case are held against them.
+    Each has a CPU, and `gpus` GPUs where the cluster has any. `earlier` are tuning trials that have a result from
+    before: those of the same case are held against them.
     """
     if not trials:
         return
+    cuda = cluster_uses_cuda(configs.from_text(trials[0].config))
     by_folder = {str(trial.folder): trial for trial in trials}
     payloads = [
         {
@@ -53,6 +57,7 @@ def run_trials(
             "folder": str(trial.folder),
             "config": trial.config,
             "keep": keep_checkpoints or trial.role != TUNING,
+            "cuda": cuda,
         }
         for trial in trials
     ]
@@ -62,7 +67,7 @@ def run_trials(
         for trial in earlier:
             scheduler.remember(trial)
     tuner = tune.Tuner(
-        tune.with_resources(_train, {"cpu": 1}),
+        tune.with_resources(_train, {"cpu": 1, "gpu": gpus if cuda else 0}),
         param_space={"trial": tune.grid_search(payloads)},
         tune_config=tune.TuneConfig(
             scheduler=scheduler,
@@ -100,7 +105,7 @@ def _train(config: dict[str, Any]) -> None:
 
     for value in epoch_metrics(folder, metric):  # of a trial that continues
         report(value)
-    trials_module.run(text, folder, payload["keep"], lambda valid: report(valid[metric]))
+    trials_module.run(text, folder, payload["keep"], lambda valid: report(valid[metric]), cuda=payload["cuda"])
 
 
 class FairStopping(FIFOScheduler):
