@@ -75,7 +75,7 @@ def train(config, resume: str | None = None) -> int:
 @contextlib.contextmanager
 def _stop_on_interrupt(run: Path) -> Iterator[None]:
     """The first Ctrl-C asks the workers to save and end; the second ends at once."""
-    from invdist.engine.loop import STOP_FILE
+    from invdist.engine.run_folder import STOP_FILE
 
     stop = run / STOP_FILE
     stop.unlink(missing_ok=True)

@@ -96,20 +96,27 @@ def test_a_killed_study_continues_without_repeating_what_is_done(tmp_path: Path,
     assert any("done before" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_trials_over_two_ranks_give_the_table_of_one(tmp_path: Path, ray_cluster: PrivateRay):
     """A run is the same at any number of workers, so a study over ranks can be held against one without."""
     found = {}
     for ranks in (1, 2):
         ray = {"workers": ranks, "device": "cpu"}
-        base = {**tiny(tmp_path)["base"], "ray": ray, "data": {"readers": ranks - 1, "batch_size": 256}}
-        mapping = tiny(tmp_path, name=f"ranks-{ranks}", base=base, space=[], seeds=[0], strategies=["ig"])
-        study = load(written(mapping, tmp_path))
+        base = {**tiny(tmp_path)["base"], "ray": ray, "data": {"batch_size": 256}}
+        choices = [{"choices": {"optimizer.gamma": [0.01, 0.0001]}}]
+        options = {"strategies": ["ig"], "seeds": [0], "space": choices, "concurrent": 3 - ranks}
+        stopping = {"grace_epochs": 1, "reduction": 2}
+        study = load(written(tiny(tmp_path, name=f"ranks-{ranks}", base=base, stopping=stopping, **options), tmp_path))
         running.run(study)
         rows = pq.read_table(study.path / "results.parquet").to_pylist()
-        assert [(row["strategy"], row["status"]) for row in rows] == [("ig", "finished"), ("means", "finished")]
+        assert [row["role"] for row in rows] == ["tuning", "tuning", "seed", "seed"]
         starts = [History.read(study.path / row["run"]).start for row in rows]
-        assert [start["world_size"] for start in starts if start] == [ranks, ranks]
-        found[ranks] = [row["test_auc"] for row in rows]
+        assert [start["world_size"] for start in starts] == [ranks, ranks, ranks, 1]
+        # The second setting hardly moves: ASHA ends it, whichever process its ranks are in.
+        assert [row["status"] for row in rows] == ["finished", "stopped early", "finished", "finished"]
+        assert rows[1]["epochs"] < 3
+        found[ranks] = [row["valid_auc"] for row in rows]
+        assert rows[2]["test_auc"] is not None
     assert found[1] == pytest.approx(found[2], abs=1e-4)
 
 

@@ -35,8 +35,6 @@ from invdist.model.build import ModelSpec, build_recommender
 from invdist.model.comm import Comm
 from invdist.model.recommender import Recommender
 
-STOP_FILE = "stop"
-"""A file of this name in the run folder asks a run to save and end."""
 _CONTROL_STEPS = 16
 """Ranks ask each other this often whether to stop."""
 
@@ -259,7 +257,7 @@ class Trainer:
     def _asked_to_stop(self) -> bool:
         if self.position.global_step % _CONTROL_STEPS:
             return False
-        asked = self.comm.rank == 0 and (self.run / STOP_FILE).exists()
+        asked = self.comm.rank == 0 and (self.run / run_folder.STOP_FILE).exists()
         flag = torch.tensor([float(asked)], device=self.device)
         return bool(self.comm.all_reduce(flag).wait())
 

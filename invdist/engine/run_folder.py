@@ -17,6 +17,8 @@ CONFIG_FILE = "config.yaml"
 DATASET_FILE = "dataset.json"
 FAILED_FILE = "failed.json"
 """Written by a worker that found something only the user can mend."""
+STOP_FILE = "stop"
+"""A file of this name asks a run to save and end."""
 
 
 def create(config: Config, dataset: Dataset) -> Path:

@@ -20,7 +20,7 @@ from invdist.studying import figures, results, sources, tables
 from invdist.studying.results import Row
 from invdist.studying.space import Case, Point, cases, identity, resolve
 from invdist.studying.spec import Study, Table
-from invdist.studying.trial import FAILED, STOPPED, TESTING, TUNING, Trial, run_on_group
+from invdist.studying.trial import FAILED, STOPPED, TESTING, TUNING, Trial
 
 Say = Callable[[str], None]
 
@@ -148,14 +148,6 @@ class Work:
         kept = f", {len(done)} done before" if done else ""
         self._say(f"{waiting[0].case.table}: {len(waiting)} trials, {what}{kept}")
         self._started, self._ended = time.monotonic(), 0
-        if configs.from_text(waiting[0].config).ray.workers > 1:
-            for trial in waiting:
-                run_on_group(trial.config, trial.folder)
-                self._tell(trial, len(waiting))
-        else:
-            self._run_on_tune(waiting, done)
-
-    def _run_on_tune(self, waiting: Sequence[Trial], done: Sequence[Trial]) -> None:
         from invdist.studying.tuning import run_trials
 
         study = self.study
@@ -241,10 +233,10 @@ def plan(planned: dict[str, list[Case]], study: Study) -> list[str]:
 
 
 def cpus(study: Study) -> int:
-    """CPUs that a Ray of the study's own needs: one per trial at once, or one per rank of a trial."""
+    """CPUs that a Ray of the study's own needs: one per rank of the trials at once, and for a group's readers."""
     if study.cpus is not None:
         return study.cpus
     workers = [study.base, *(table.base for table in study.tables)]
     ranks = [int((base.get("ray") or {}).get("workers", 1)) for base in workers]
-    # Readers of a trial over several ranks are actors that take a CPU each.
-    return max(study.concurrent, *(count + 2 for count in ranks if count > 1), 1)
+    # A group has a driver, and readers that are actors and take a CPU each.
+    return study.concurrent * max(count + 2 if count > 1 else 1 for count in ranks)

@@ -131,9 +131,11 @@ def resolve(
     for key, value in point.items():
         _set(mapping, key, value)
     _lay_over(mapping, {"method": case.strategy, "model": case.model, "seed": seed, "data": {"path": path}})
-    mapping.setdefault("ray", {}).setdefault("workers", 1)
-    if mapping["ray"]["workers"] == 1:
-        mapping["data"].setdefault("readers", 0)
+    ray = mapping.setdefault("ray", {})
+    if case.strategy == FLOOR or ray.setdefault("workers", 1) == 1:
+        # One rank reads by itself; and to count means, more are not worth their start.
+        ray["workers"], mapping["data"]["readers"] = 1, 0
+        ray.pop("min_workers", None)
     mapping.setdefault("training", {})["test"] = test
     return configs.from_mapping(mapping, source=f"study {study.name}, table {table.name}, {case.label}")
 

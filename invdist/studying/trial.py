@@ -132,13 +132,14 @@ def run(
         result = result_of(folder, config.training.metric)
     except Exception as error:
         result = failure(folder, error)
-    if not keep_checkpoints:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    result.write(folder)
+    _end(result, folder, keep_checkpoints)
 
 
-def run_on_group(text: str, folder: Path) -> None:
-    """Trains over the ranks that the config asks for, as a Ray Train job of its own, and writes the result."""
+def run_on_group(text: str, folder: Path, keep_checkpoints: bool) -> None:
+    """Trains over the ranks that the config asks for, as a Ray Train job of its own, and writes the result.
+
+    A job that was stopped early has a result by then.
+    """
     from invdist.engine import ray_backend
 
     try:
@@ -148,7 +149,14 @@ def run_on_group(text: str, folder: Path) -> None:
         result = result_of(folder, config.training.metric)
     except Exception as error:
         result = failure(folder, error)
-    result.write(folder)
+    _end(result, folder, keep_checkpoints)
+
+
+def _end(result: Result, folder: Path, keep_checkpoints: bool) -> None:
+    if not keep_checkpoints:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    if Result.read(folder) is None:
+        result.write(folder)
 
 
 def failure(folder: Path, error: BaseException) -> Result:

@@ -1,10 +1,15 @@
-"""Trials on Ray Tune: several at once, each on one CPU or GPU, with ASHA among the trials of one case."""
+"""Trials on Ray Tune: several at once, with ASHA among the trials of one case.
+
+A trial of one rank is trained in the process that Tune gives it, on a CPU or a GPU. For one of several ranks that
+process is only the driver: it starts a Ray Train job, whose workers take what they need beside Tune's account.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +24,15 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 
 from invdist import config as configs
 from invdist.engine.ray_backend import cluster_uses_cuda
+from invdist.engine.run_folder import STOP_FILE
 from invdist.studying import trial as trials_module
 from invdist.studying.spec import Stopping
 from invdist.studying.trial import FAILED, STOPPED, TUNING, Result, Trial, epoch_metrics, result_of
 
 METRIC = "best"
 _EPOCH = "training_iteration"
+_LOOK_S = 0.5
+"""How often the driver of a group looks for epochs that have ended."""
 
 
 class Interrupted(Exception):
@@ -42,32 +50,33 @@ def run_trials(
     earlier: Sequence[Trial] = (),
     on_end: Callable[[Trial], None] = lambda trial: None,
 ) -> None:
-    """Runs trials of one rank each; returns when every one has a result, raises `Interrupted` on Ctrl-C.
+    """Runs trials; returns when every one has a result, raises `Interrupted` on Ctrl-C.
 
-    Each has a CPU, and `gpus` GPUs where the cluster has any. `earlier` are tuning trials that have a result from
-    before: those of the same case are held against them.
+    One of one rank has a CPU, and `gpus` GPUs where the cluster has any. `earlier` are tuning trials that have a
+    result from before: those of the same case are held against them.
     """
     if not trials:
         return
-    cuda = cluster_uses_cuda(configs.from_text(trials[0].config))
     by_folder = {str(trial.folder): trial for trial in trials}
+    settings = [(trial, configs.from_text(trial.config)) for trial in trials]
     payloads = [
         {
             "case": f"{trial.case.table}/{trial.case.name}",
             "folder": str(trial.folder),
             "config": trial.config,
             "keep": keep_checkpoints or trial.role != TUNING,
-            "cuda": cuda,
+            "ranks": config.ray.workers,
+            "cuda": cluster_uses_cuda(config),
         }
-        for trial in trials
+        for trial, config in settings
     ]
-    epochs = max(configs.from_text(trial.config).training.epochs for trial in trials)
+    epochs = max(config.training.epochs for _, config in settings)
     scheduler = FairStopping(epochs, stopping) if trials[0].role == TUNING else FIFOScheduler()
     if isinstance(scheduler, FairStopping):
         for trial in earlier:
             scheduler.remember(trial)
     tuner = tune.Tuner(
-        tune.with_resources(_train, {"cpu": 1, "gpu": gpus if cuda else 0}),
+        tune.with_resources(_train, lambda config: _resources(config["trial"], gpus)),
         param_space={"trial": tune.grid_search(payloads)},
         tune_config=tune.TuneConfig(
             scheduler=scheduler,
@@ -91,6 +100,13 @@ def run_trials(
         raise Interrupted
 
 
+def _resources(payload: dict[str, Any], gpus: float) -> dict[str, float]:
+    """What Tune sets aside for a trial. A driver needs next to nothing, but Tune knows no trial without resources."""
+    if payload["ranks"] > 1:
+        return {"cpu": 0.01}
+    return {"cpu": 1, **({"gpu": gpus} if payload["cuda"] else {})}
+
+
 def _train(config: dict[str, Any]) -> None:
     """What Tune runs for a trial, in a process that may have run others before."""
     payload = config["trial"]
@@ -103,9 +119,19 @@ def _train(config: dict[str, Any]) -> None:
         best = max(best, value)
         tune.report({METRIC: best})
 
-    for value in epoch_metrics(folder, metric):  # of a trial that continues
+    told = epoch_metrics(folder, metric)  # of a trial that continues
+    for value in told:
         report(value)
-    trials_module.run(text, folder, payload["keep"], lambda valid: report(valid[metric]), cuda=payload["cuda"])
+    if payload["ranks"] == 1:
+        trials_module.run(text, folder, payload["keep"], lambda valid: report(valid[metric]), cuda=payload["cuda"])
+        return
+    group = threading.Thread(target=trials_module.run_on_group, args=(text, folder, payload["keep"]))
+    group.start()
+    while group.is_alive():
+        group.join(_LOOK_S)
+        for value in epoch_metrics(folder, metric)[len(told) :]:
+            told.append(value)
+            report(value)
 
 
 class FairStopping(FIFOScheduler):
@@ -138,6 +164,10 @@ class FairStopping(FIFOScheduler):
             metric = configs.from_text(payload["config"]).training.metric
             if Result.read(folder) is None:
                 result_of(folder, metric, STOPPED).write(folder)
+            if payload["ranks"] > 1:
+                # Tune would end the driver alone, and leave a group that nobody releases: it is asked to end itself.
+                (folder / STOP_FILE).touch()
+                return TrialScheduler.CONTINUE
         return decision
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:

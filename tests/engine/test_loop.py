@@ -14,7 +14,8 @@ import torch
 
 from invdist import config as configs
 from invdist.engine import loop
-from invdist.engine.loop import STOP_FILE, Trainer
+from invdist.engine.loop import Trainer
+from invdist.engine.run_folder import STOP_FILE
 from tests.distributed import run_ranks
 
 # 3,600 labeled rows by 97 a step do not divide by 1, 2 or 3 ranks, and the last step has fewer rows than ranks * k.
