@@ -100,11 +100,11 @@ def run_trials(
         raise Interrupted
 
 
-def _resources(payload: dict[str, Any], gpus: float) -> dict[str, float]:
+def _resources(payload: dict[str, Any], gpus: float) -> tune.PlacementGroupFactory:
     """What Tune sets aside for a trial. A driver needs next to nothing, but Tune knows no trial without resources."""
     if payload["ranks"] > 1:
-        return {"cpu": 0.01}
-    return {"cpu": 1, **({"gpu": gpus} if payload["cuda"] else {})}
+        return tune.PlacementGroupFactory([{"CPU": 0.01}])
+    return tune.PlacementGroupFactory([{"CPU": 1.0, **({"GPU": gpus} if payload["cuda"] else {})}])
 
 
 def _train(config: dict[str, Any]) -> None:
