@@ -142,7 +142,7 @@ class Study:
     tuning_seed: CountOrZero = 1000
     """Seed of the tuning trials, and of the random search; none of `seeds`."""
     concurrent: Count = 2
-    """Trials at once, one CPU each."""
+    """Trials at once. One of one rank takes a CPU, and a GPU where there is one."""
     gpus: Annotated[float, Range(above=0)] = 1.0
     """GPUs of each trial, where the cluster has any and ray.device is not cpu; with a fraction trials share one."""
     cpus: Count | None = None
