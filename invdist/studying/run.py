@@ -233,10 +233,9 @@ def plan(planned: dict[str, list[Case]], study: Study) -> list[str]:
 
 
 def cpus(study: Study) -> int:
-    """CPUs that a Ray of the study's own needs: one per rank of the trials at once, and for a group's readers."""
+    """CPUs that a Ray of the study's own needs: one per rank of the trials at once, and for the driver of a group."""
     if study.cpus is not None:
         return study.cpus
     workers = [study.base, *(table.base for table in study.tables)]
     ranks = [int((base.get("ray") or {}).get("workers", 1)) for base in workers]
-    # A group has a driver, and readers that are actors and take a CPU each.
-    return study.concurrent * max(count + 2 if count > 1 else 1 for count in ranks)
+    return study.concurrent * max(count + 1 if count > 1 else 1 for count in ranks)
