@@ -6,6 +6,7 @@ Every rank runs the same `Trainer` in step with the others. It knows no strategy
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import platform
 import time
@@ -83,7 +84,7 @@ class Trainer:
         self.model = build_model(config, self.dataset, device, self.comm)
         self.strategy = build_strategy(config, self.dataset, self.model)
         self.phases = self.strategy.phases()
-        self.streams = [self._stream(phase, make_readers) for phase in self.phases]
+        self.streams = self._streams(make_readers)
         self.store = CheckpointStore(
             run_folder.checkpoints(config, run),
             self.comm,
@@ -134,7 +135,10 @@ class Trainer:
         """One pass over the rows of a phase; False if asked to stop."""
         number = self.position.epoch * phase.passes + self.position.pass_index
         watch = self.strategy.watch
-        batches = stream.epoch(number, start_step=self.position.step)
+        steps = phase.steps(stream.steps)
+        self._advance(step=max(self.position.step, steps.start))
+        left = max(0, steps.stop - self.position.step)
+        batches = itertools.islice(stream.epoch(number, start_step=self.position.step), left)
         started, every = time.perf_counter(), self.config.checkpoint.every_steps
         for batch, exchange in with_exchange(batches, self.strategy, phase, watch):
             record = self._step(phase, batch, exchange)
@@ -329,11 +333,22 @@ class Trainer:
 
     def _rows_per_epoch(self) -> int:
         phases = [(s, p) for s, p in zip(self.streams, self.phases, strict=True) if p.epochs is None]
-        return sum(s.rows * phase.passes for s, phase in phases)
+        return sum(s.rows * phase.passes * len(phase.steps(s.steps)) // s.steps for s, phase in phases)
 
-    def _stream(self, phase: Phase, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> Stream:
+    def _streams(self, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> list[Stream]:
+        """The stream of each phase; phases that read the same share one."""
+        made: dict[StreamSpec, Stream] = {}
+        for spec in map(self._spec, self.phases):
+            if spec not in made:
+                readers = make_readers(spec) if make_readers else None
+                made[spec] = Stream(
+                    spec, self.comm.rank, self.comm.size, readers=readers, prefetch=self.config.data.prefetch
+                )
+        return [made[self._spec(phase)] for phase in self.phases]
+
+    def _spec(self, phase: Phase) -> StreamSpec:
         data, unlabeled = self.config.data, self.config.unlabeled
-        spec = StreamSpec(
+        return StreamSpec(
             path=data.path,
             splits=phase.splits,
             batch_size=data.batch_size,
@@ -344,8 +359,6 @@ class Trainer:
             seed=self.config.seed,
             window_rows=data.window_rows,
         )
-        readers = make_readers(spec) if make_readers else None
-        return Stream(spec, self.comm.rank, self.comm.size, readers=readers, prefetch=data.prefetch)
 
     def _scorer(self, split: str) -> SplitScorer:
         data, training = self.config.data, self.config.training

@@ -42,6 +42,13 @@ class Phase:
     """Where unlabeled pairs come from; None: what `unlabeled.source` says."""
     epochs: int | None = None
     """Only in the first so many epochs; None: in all."""
+    part: tuple[int, int] = (0, 1)
+    """`(i, n)`: only the i-th of n runs of steps of each pass. Phases that differ in nothing else share a pass."""
+
+    def steps(self, of: int) -> range:
+        """The steps it takes of a pass that has `of` steps."""
+        i, n = self.part
+        return range(of * i // n, of * (i + 1) // n)
 
 
 LABELED = ("train", "training_test")

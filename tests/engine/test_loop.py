@@ -79,6 +79,17 @@ def test_one_two_and_three_ranks_train_the_same_model(tiny_data: Path, tmp_path:
     assert directions[0] == directions[1] == directions[2]
 
 
+def test_turns_spread_phase_2_and_leave_nothing_out(tiny_data: Path, tmp_path: Path) -> None:
+    run_ranks(_train, 2, str(tiny_data), str(tmp_path), {"ig__turns": 3, "training__epochs": 1})
+    steps = [(event["phase"], event["step"]) for event in _events(tmp_path, "step")]
+    # 34 steps of phase 1 and 4 of phase 2, each third of one followed by the same third of the other.
+    runs = [[step for _, step in run] for _, run in itertools.groupby(steps, key=lambda pair: pair[0])]
+    ends = [(1, 11), (1, 1), (12, 22), (2, 2), (23, 34), (3, 4)]
+    assert runs == [list(range(first, last + 1)) for first, last in ends]
+    assert [epoch["rows"] for epoch in _events(tmp_path, "epoch")] == [3600]
+    assert _events(tmp_path, "start")[0]["rows_per_epoch"] == pytest.approx(3600, abs=3)
+
+
 def _interrupted(rank: int, world_size: int, data: str, run: str, changes: dict[str, Any], stop_after: int) -> Any:
     loop._CONTROL_STEPS = 1
     trainer = _trainer(data, Path(run), **changes)
@@ -96,8 +107,12 @@ def _interrupted(rank: int, world_size: int, data: str, run: str, changes: dict[
 
 @pytest.mark.parametrize(
     ("changes", "stop_after"),
-    [({"method": "ig", "ig__phase2_passes": 2}, 36), ({"method": "none", "model": "neumf", "tower__dropout": 0.3}, 11)],
-    ids=["ig in the second pass of phase 2", "neumf with dropout"],
+    [
+        ({"method": "ig", "ig__phase2_passes": 2}, 36),
+        ({"method": "ig", "ig__phase2_passes": 2, "ig__turns": 3}, 25),
+        ({"method": "none", "model": "neumf", "tower__dropout": 0.3}, 11),
+    ],
+    ids=["ig in the second pass of phase 2", "ig in phase 2 of the second turn", "neumf with dropout"],
 )
 def test_a_stopped_run_resumes_to_identical_weights(
     tiny_data: Path, tmp_path: Path, changes: dict[str, Any], stop_after: int

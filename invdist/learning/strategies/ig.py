@@ -33,6 +33,9 @@ class InverseGradientStrategy(Strategy):
         """Multipliers of the update that are tried: -1 direct, 0 pass, 1 inverse; more make a line search."""
         phase2_passes: Count = 1
         """How often phase 2 goes round the training-test rows in one epoch."""
+        turns: Count = 1
+        """How often an epoch changes from phase 1 to phase 2 (the paper: once). With more, training-test rows are
+        spread among the others, and an epoch does not end with a long run of them."""
 
         def check(self) -> Iterator[tuple[str, str]]:
             """Problems that no single type can tell, as (field, what is wrong)."""
@@ -48,10 +51,15 @@ class InverseGradientStrategy(Strategy):
         self.inverse_gradient = InverseGradient(model, alpha=alpha, inner=o.inner, candidates=o.candidates)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (
-            Phase("phase1", ("train",)),
-            Phase("phase2", ("training_test",), self.setting.unlabeled_rate, self.options.phase2_passes),
-        )
+        o, rate = self.options, self.setting.unlabeled_rate
+        turns = [
+            (
+                Phase("phase1", ("train",), part=(turn, o.turns)),
+                Phase("phase2", ("training_test",), rate, o.phase2_passes, part=(turn, o.turns)),
+            )
+            for turn in range(o.turns)
+        ]
+        return tuple(phase for turn in turns for phase in turn)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         if phase.name == "phase1":
