@@ -6,6 +6,7 @@ case "${1:-}" in
   -h | --help)
     sed -n '2s/^# //p' "${BASH_SOURCE[0]}"
     echo "Real data sets are looked for in INVDIST_DATA; tests that need them are skipped without."
+    echo "-m 'slow or not slow' adds the few that start and kill whole groups of processes."
     exit 0
     ;;
 esac

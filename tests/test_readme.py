@@ -77,7 +77,7 @@ def test_ci_calls_the_same_script_with_the_shared_data(tmp_path: Path) -> None:
     (checkout / "launch" / "test.sh").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "INVDIST_DATA"}
     done = subprocess.run(["bash", ".ci/run", "-x"], cwd=checkout, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == f"data={shared} args=-x"
+    assert done.stdout.strip() == f"data={shared} args=-m slow or not slow -x"
 
 
 def test_the_readme_has_no_dead_links() -> None:

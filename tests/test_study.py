@@ -102,7 +102,8 @@ def test_trials_over_two_ranks_give_the_table_of_one(tmp_path: Path, ray_cluster
     found = {}
     for ranks in (1, 2):
         ray = {"workers": ranks, "device": "cpu"}
-        base = {**tiny(tmp_path)["base"], "ray": ray, "data": {"batch_size": 256}}
+        # Long enough that a group can be asked to end while it trains.
+        base = {"training": {"epochs": 12, "patience": 12}, "ray": ray, "data": {"batch_size": 256}}
         choices = [{"choices": {"optimizer.gamma": [0.01, 0.0001]}}]
         options = {"strategies": ["ig"], "seeds": [0], "space": choices, "concurrent": 1}
         stopping = {"grace_epochs": 1, "reduction": 2}
@@ -114,8 +115,9 @@ def test_trials_over_two_ranks_give_the_table_of_one(tmp_path: Path, ray_cluster
         assert [start["world_size"] for start in starts] == [ranks, ranks, ranks, 1]
         # The second setting hardly moves: held against the first, ASHA ends it, whichever process its ranks are in.
         assert [row["status"] for row in rows] == ["finished", "stopped early", "finished", "finished"]
-        assert rows[1]["epochs"] < 3
-        found[ranks] = [row["valid_auc"] for row in rows]
+        assert rows[1]["epochs"] < 12
+        # How far the second got before it was told is a matter of time; all else is not.
+        found[ranks] = [rows[at]["valid_auc"] for at in (0, 2, 3)]
         assert rows[2]["test_auc"] is not None
     assert found[1] == pytest.approx(found[2], abs=1e-4)
 
