@@ -337,14 +337,12 @@ class Trainer:
 
     def _streams(self, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> list[Stream]:
         """The stream of each phase; phases that read the same share one."""
+        specs, prefetch = [self._spec(phase) for phase in self.phases], self.config.data.prefetch
         made: dict[StreamSpec, Stream] = {}
-        for spec in map(self._spec, self.phases):
-            if spec not in made:
-                readers = make_readers(spec) if make_readers else None
-                made[spec] = Stream(
-                    spec, self.comm.rank, self.comm.size, readers=readers, prefetch=self.config.data.prefetch
-                )
-        return [made[self._spec(phase)] for phase in self.phases]
+        for spec in dict.fromkeys(specs):
+            readers = make_readers(spec) if make_readers else None
+            made[spec] = Stream(spec, self.comm.rank, self.comm.size, readers=readers, prefetch=prefetch)
+        return [made[spec] for spec in specs]
 
     def _spec(self, phase: Phase) -> StreamSpec:
         data, unlabeled = self.config.data, self.config.unlabeled

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from invdist.reporting.history import METRICS_FILE
+from invdist.reporting.history import METRICS_FILE, Tail
 
 _LOG_SECONDS = 5.0
 
@@ -18,12 +17,11 @@ class ProgressView:
     """Follows the events of a run folder and shows them, from a thread of its own."""
 
     def __init__(self, run: Path, out: TextIO | None = None) -> None:
-        self._path, self._out = run / METRICS_FILE, out or sys.stdout
+        self._tail, self._out = Tail(run / METRICS_FILE), out or sys.stdout
         self._terminal = self._out.isatty()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._shown = 0.0
-        self._offset = self._path.stat().st_size if self._path.exists() else 0
 
     def __enter__(self) -> ProgressView:
         self._thread.start()
@@ -42,16 +40,8 @@ class ProgressView:
             self._out.flush()
 
     def _show_new(self) -> None:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            lines = file.read()
-        whole = lines.rfind(b"\n") + 1
-        self._offset += whole
         latest = None
-        for line in lines[:whole].splitlines():
-            event = json.loads(line)
+        for event in self._tail.new():
             if event["event"] == "step":
                 latest = event
             elif (text := _line(event)) is not None:

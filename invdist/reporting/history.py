@@ -122,6 +122,25 @@ class History:
         return value if isinstance(value, int) else 10
 
 
+class Tail:
+    """Follows a live `metrics.jsonl` from where it ends now: each line is read once, however long the file grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def new(self) -> list[Event]:
+        """The events written since the last call; a line still being written waits for the next."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        whole = content.rfind(b"\n") + 1
+        self._offset += whole
+        return [json.loads(line) for line in content[:whole].splitlines()]
+
+
 def read_events(path: Path) -> list[Event]:
     """The events of a `metrics.jsonl`.
 

@@ -25,6 +25,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 from invdist import config as configs
 from invdist.engine.ray_backend import cluster_uses_cuda
 from invdist.engine.run_folder import STOP_FILE
+from invdist.reporting.history import METRICS_FILE, Tail
 from invdist.studying import trial as trials_module
 from invdist.studying.spec import Stopping
 from invdist.studying.trial import FAILED, STOPPED, TUNING, Result, Trial, epoch_metrics, result_of
@@ -46,7 +47,7 @@ def run_trials(
     stopping: Stopping,
     keep_checkpoints: bool,
     scratch: Path,
-    gpus: float = 1.0,
+    gpus: float,
     earlier: Sequence[Trial] = (),
     on_end: Callable[[Trial], None] = lambda trial: None,
 ) -> None:
@@ -125,13 +126,15 @@ def _train(config: dict[str, Any]) -> None:
     if payload["ranks"] == 1:
         trials_module.run(text, folder, payload["keep"], lambda valid: report(valid[metric]), cuda=payload["cuda"])
         return
+    tail, done = Tail(folder / METRICS_FILE), len(told)
     group = threading.Thread(target=trials_module.run_on_group, args=(text, folder, payload["keep"]))
     group.start()
     while group.is_alive():
         group.join(_LOOK_S)
-        for value in epoch_metrics(folder, metric)[len(told) :]:
-            told.append(value)
-            report(value)
+        for event in tail.new():
+            if event["event"] == "epoch" and event["epoch"] >= done:  # a group that was restarted may repeat one
+                done += 1
+                report(event["valid"][metric])
 
 
 class FairStopping(FIFOScheduler):
