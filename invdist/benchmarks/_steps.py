@@ -23,6 +23,7 @@ from invdist.errors import UserError
 from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import Setting
 from invdist.model.recommender import Recommender
+from invdist.process import settle
 
 _BATCHES = 16  # different ones, so that no batch finds its rows in the cache because it was there a step ago
 _POLL_S = 1.0
@@ -127,7 +128,7 @@ def _rank(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    torch.set_num_threads(1)
+    settle(threads=1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=place, world_size=size)
     try:

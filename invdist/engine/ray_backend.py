@@ -61,19 +61,19 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
 
 def train_worker(settings: dict[str, str]) -> None:
     """What every worker runs: builds its `Trainer` and fits."""
-    import torch
     from ray.train import get_context
     from ray.train.torch import get_device
 
     from invdist.data.stream import StreamSpec, ray_readers
     from invdist.engine.loop import Trainer
     from invdist.model.comm import Comm
+    from invdist.process import settle
 
     run = Path(settings["run"])
     if (run / FAILED_FILE).exists():
         return  # a worker found something only the user can mend: a restart would find it again
     config = configs.from_text(settings["config"])
-    torch.set_num_threads(max(1, int(config.ray.cpus_per_worker)))
+    settle(max(1, int(config.ray.cpus_per_worker)))
     comm = Comm()
 
     def make_readers(spec: StreamSpec) -> Sequence[Any]:

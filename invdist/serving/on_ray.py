@@ -16,6 +16,7 @@ import torch
 from invdist.errors import UserError
 from invdist.files import Folder
 from invdist.model.frozen import FrozenModel
+from invdist.process import settle
 from invdist.serving.annotator import Annotator, PartAnnotator
 from invdist.serving.pairs import Part, Source
 from invdist.serving.scoring import Scorer
@@ -66,7 +67,7 @@ class _Worker:
     ) -> None:
         import ray
 
-        torch.set_num_threads(1)
+        settle(threads=1)
         content: Any = ray.get(shared[0])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes

@@ -173,7 +173,9 @@ def _join_group(cuda: bool):
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
+    from invdist.process import settle
+
+    settle(threads=1)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     return torch.device("cuda" if cuda else "cpu")
