@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from invdist.errors import UserError
 
+_LOCK_FILE = ".lock"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 
@@ -27,6 +30,23 @@ def why(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"no room on the disk ({os.strerror(error.errno)})"
     return str(error)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Inside, no other process is in a block like this for the same local folder; `UserError` if one is already.
+
+    The kernel holds the lock and takes it back when the process ends, however it ends. Where a filesystem has no
+    locks the block goes on without.
+    """
+    with open(folder / _LOCK_FILE, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder} is in use by another process: wait for it, or end it first") from None
+        except OSError:
+            pass
+        yield
 
 
 class Folder:

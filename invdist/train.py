@@ -54,6 +54,7 @@ def train(config, resume: str | None = None) -> int:
     from invdist.data.dataset import Dataset
     from invdist.engine import ray_backend, run_folder
     from invdist.engine.progress import ProgressView
+    from invdist.files import alone_in
     from invdist.report import write_report
     from invdist.reporting.history import History
     from invdist.reporting.tables import final_table
@@ -63,7 +64,7 @@ def train(config, resume: str | None = None) -> int:
     config.data.path = str(Path(config.data.path).absolute()) if "://" not in config.data.path else config.data.path
     run = Path(resume).absolute() if resume else run_folder.create(config, dataset)
     cpus = math.ceil(config.ray.workers * config.ray.cpus_per_worker)
-    with ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):
+    with alone_in(run), ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):
         ray_backend.fit(config, run)
     history = History.read(run)
     print(final_table(history.events, config.training.ndcg_k))

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from invdist import study as command
+from invdist.errors import UserError
+from invdist.files import alone_in
 from invdist.private_ray import PrivateRay
 from invdist.reporting.history import History
 from invdist.studying import run as running
@@ -133,3 +135,11 @@ def test_a_study_that_exists_is_not_overwritten_and_own_typing_errors_are_named(
     assert "optimizer.gama" in capsys.readouterr().err
     assert command.main(["--config", str(path), "--plan"]) == 0
     assert "ig-gmf: 2 tuning trials, then 2 seeds" in capsys.readouterr().out
+
+
+def test_a_study_that_runs_is_left_alone(tmp_path: Path):
+    study = load(written(tiny(tmp_path), tmp_path))
+    study.path.mkdir(parents=True)
+    with alone_in(study.path), pytest.raises(UserError, match="in use by another process"):
+        running.run(study, resume=True)
+    assert not (study.path / "results.md").exists()

@@ -13,6 +13,7 @@ from invdist import config as configs
 from invdist.data.dataset import Dataset
 from invdist.engine.run_folder import write_atomically
 from invdist.errors import UserError
+from invdist.files import alone_in
 from invdist.install import installed
 from invdist.plain_yaml import to_yaml
 from invdist.settings import to_mapping
@@ -47,16 +48,17 @@ def run(study: Study, *, resume: bool = False, command: str = "", say: Say = say
     """
     planned = check(study, resume=resume)
     study.path.mkdir(parents=True, exist_ok=True)
-    say(f"study {study.name} in {study.path}")
-    work = Work(study, planned, say)
-    work.open_data()
-    try:
-        for table in study.tables:
-            work.tune(table)
-            work.test(table)
-            report(work, command)
-    finally:
-        path = report(work, command)
+    with alone_in(study.path):
+        say(f"study {study.name} in {study.path}")
+        work = Work(study, planned, say)
+        work.open_data()
+        try:
+            for table in study.tables:
+                work.tune(table)
+                work.test(table)
+                report(work, command)
+        finally:
+            path = report(work, command)
     return path
 
 

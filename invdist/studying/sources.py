@@ -11,7 +11,7 @@ from typing import Any
 
 from invdist.data.dataset import Dataset
 from invdist.data.kinds import KINDS
-from invdist.data.pipeline import prepare
+from invdist.data.pipeline import RULES, prepare
 from invdist.errors import UserError
 from invdist.settings import build
 from invdist.studying.spec import Recipe, Source, Table
@@ -36,9 +36,7 @@ def open_source(source: Source, table: str, cache: Path, say: Callable[[str], No
     recipe = source.prepare
     assert recipe is not None
     options, inputs = _options(recipe, table)
-    settings = {**recipe.options, "kind": recipe.kind, "input": recipe.input}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    output = cache.absolute() / f"{recipe.kind}-{digest}"
+    output = cache.absolute() / f"{recipe.kind}-{_identity(recipe, inputs, table)}"
     if not output.exists():
         say(f"{table}: preparing {recipe.kind} into {output}")
         prepare(
@@ -50,6 +48,18 @@ def open_source(source: Source, table: str, cache: Path, say: Callable[[str], No
             shard_rows=options.shard_rows,
         )
     return Dataset.open(str(output), verify="fast")
+
+
+def _identity(recipe: Recipe, inputs: list[Path], table: str) -> str:
+    """A name of what a recipe gives: equal for the same settings, the same raw files and the same rules of `prepare`.
+
+    A file is the same if its size and its time of change are.
+    """
+    files = [*inputs, *(_found(recipe.options[name], table) for name in _FILES if name in recipe.options)]
+    within = [path for file in files for path in (sorted(file.rglob("*")) if file.is_dir() else [file])]
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in within if path.is_file()]
+    settings = {**recipe.options, "kind": recipe.kind, "input": recipe.input, "files": stamps, "rules": RULES}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from invdist.data.dataset import Dataset
 from invdist.data.given import GivenSplit
 from invdist.data.labeling import Labeling
-from invdist.data.pipeline import Cut, prepare
+from invdist.data.pipeline import RULES, Cut, prepare
 from invdist.data.readers import FileLog
 from invdist.data.schema import LABELED
 from invdist.errors import UserError
+from tests.datasets import digest_of_rows
 
 RATING = Labeling(rules=("rating",))
 COLUMNS = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
@@ -232,3 +233,17 @@ def test_time_is_needed_for_a_split_by_time(tmp_path: Path):
     del log["time"]
     with pytest.raises(UserError, match="split=time needs a time"):
         make(tmp_path, log, Cut(split="time"))
+
+
+def test_rules_that_give_other_rows_have_another_number(tmp_path: Path):
+    """If this fails, the same log is no longer prepared as it was: raise RULES, and note the new digest here."""
+    number = np.arange(2000)
+    rows = {
+        "user": number * 7919 % 53,
+        "item": number * 104729 % 97,
+        "rating": (number * 31 % 5 + 1).astype(float),
+        "time": number * 17 % 1009,
+    }
+    dataset, manifest = make(tmp_path, rows, Cut(label_fraction=0.5))
+    assert manifest["rules"] == RULES
+    assert (RULES, digest_of_rows(dataset)) == (2, "ed268e9bc9dfe17e")

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from invdist import config as configs
+from invdist import train
 from invdist.data.dataset import Dataset
 from invdist.engine import ray_backend, run_folder
 from invdist.errors import UserError
+from invdist.files import alone_in
+from tests.datasets import digest_of_rows
 
 # Validation log-loss after each of two epochs, as first measured; the order, the samples and the start are functions
 # of the seed, so a change that computes nothing new leaves them as they are.
 _RECORDED = [0.66732, 0.64737]
-_RECORDED_ON = "1388abad304188e4"
-"""The data set that they were measured on: another one has other losses."""
+_RECORDED_ON = "5f58273e47315924"
+"""The rows that they were measured on: others have other losses."""
 
 
 def _config(data: Path, tmp_path: Path, **changes: Any) -> configs.Config:
@@ -42,7 +45,7 @@ def _events(run: Path, kind: str) -> list[dict[str, Any]]:
 def test_two_workers_reach_the_recorded_loss(tiny_data: Path, tmp_path: Path) -> None:
     config = _config(tiny_data, tmp_path)
     dataset = Dataset.open(str(tiny_data))
-    assert dataset.fingerprint == _RECORDED_ON, "the synthetic data changed: measure the recorded losses again"
+    assert digest_of_rows(dataset) == _RECORDED_ON, "the synthetic data changed: measure the recorded losses again"
     run = run_folder.create(config, dataset)
     ray_backend.fit(config, run)
     (start,) = _events(run, "start")
@@ -73,3 +76,12 @@ def test_a_run_folder_is_not_taken_twice(tiny_data: Path, tmp_path: Path) -> Non
     run_folder.create(config, dataset)
     with pytest.raises(UserError, match="exists already: choose another name=, or continue that run with --resume"):
         run_folder.create(config, dataset)
+
+
+def test_a_run_that_goes_on_is_not_continued_beside_itself(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder.create(_config(tiny_data, tmp_path), Dataset.open(str(tiny_data)))
+    with alone_in(run):
+        assert train.main(["--resume", str(run)]) == 2
+    assert f"{run} is in use by another process" in capsys.readouterr().err
