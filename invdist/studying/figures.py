@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from invdist.reporting.figures import DIRECTIONS, PALETTE
-from invdist.reporting.history import History
 from invdist.reporting.tables import metric_title
 from invdist.studying.results import METRICS, Row
 from invdist.studying.spec import FLOOR
@@ -82,19 +81,18 @@ def compared_curve(rows: Sequence[Row], k: int) -> go.Figure | None:
 
 
 def directions(rows: Sequence[Row]) -> go.Figure | None:
-    """The share of direct, pass and inverse steps by epoch, of the first seed of each row that chose directions."""
-    chosen = [(row, History.read(row.runs[0][0].folder)) for row in rows if row.runs and row.runs[0][1].directions]
+    """The share of direct, pass and inverse steps by epoch, over the seeds of each row that chose directions."""
+    chosen = [(row, row.directions_by_epoch()) for row in rows if row.directions]
     if not chosen:
         return None
     figure = make_subplots(
         rows=len(chosen), cols=1, shared_xaxes=False, subplot_titles=[_name(row) for row, _ in chosen]
     )
-    for place, (_, history) in enumerate(chosen, 1):
-        epochs = [epoch for epoch in history.epochs if any(epoch["directions"].values())]
+    for place, (_, steps) in enumerate(chosen, 1):
         for name, (color, _) in DIRECTIONS.items():
             figure.add_bar(
-                x=[epoch["epoch"] for epoch in epochs],
-                y=[epoch["directions"].get(name, 0) / sum(epoch["directions"].values()) for epoch in epochs],
+                x=list(steps),
+                y=[counts[name] / counts.total() for counts in steps.values()],
                 name=name,
                 legendgroup=name,
                 showlegend=place == 1,

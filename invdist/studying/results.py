@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from invdist.reporting.history import History
 from invdist.studying.space import Case, Point
 from invdist.studying.statistics import Spread, spread
 from invdist.studying.trial import FAILED, FINISHED, STOPPED, TESTING, TUNING, Result, Trial
@@ -61,6 +63,14 @@ class Row:
             for name, count in result.directions.items():
                 total[name] = total.get(name, 0) + count
         return total
+
+    def directions_by_epoch(self) -> dict[int, Counter[str]]:
+        """The same epoch by epoch, each over the seeds that came so far."""
+        total: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        for trial, _ in self.runs:
+            for epoch in History.read(trial.folder).epochs:
+                total[epoch["epoch"]].update(epoch["directions"])
+        return {epoch: steps for epoch, steps in sorted(total.items()) if steps.total()}
 
     @property
     def tried(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from invdist.reporting.tables import metric_title
@@ -11,6 +11,8 @@ from invdist.studying.spec import FLOOR, Study, Table
 from invdist.studying.statistics import paired
 
 _DIRECTIONS = ("direct", "pass", "inverse")
+_TIMELINE = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+"""Epochs whose directions are shown."""
 
 
 def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: dict[str, Any], metric: str, k: int) -> str:
@@ -25,6 +27,7 @@ def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: dict[str,
         "Test figures, mean ± standard deviation over seeds.",
         _table(table, rows, k),
         *_comparisons(rows, metric, k),
+        _timeline(rows),
         _settings(rows),
         _failures(rows),
     ]
@@ -54,13 +57,30 @@ def _table(table: Table, rows: Sequence[Row], k: int) -> str:
         speed = row.spread("rows_per_s")
         cells += [str(row.spread("annotation_auc") or "-"), f"{speed.mean:,.0f}" if speed else "-"]
         if chose:
-            shares = [row.directions.get(name, 0) / max(1, sum(row.directions.values())) for name in _DIRECTIONS]
-            cells.append(" / ".join(f"{share:.0%}" for share in shares) if row.directions else "-")
+            cells.append(_shares(row.directions))
         cells += [str(len(row.runs)), row.tried]
         if published:
             figures = table.published.get(row.case.backbone, {}).get(row.case.strategy, [])
             cells.append(" / ".join(f"{figure:.4f}" for figure in figures) or "-")
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _shares(directions: Mapping[str, int]) -> str:
+    total = sum(directions.values())
+    return " / ".join(f"{directions.get(name, 0) / total:.0%}" for name in _DIRECTIONS) if total else "-"
+
+
+def _timeline(rows: Sequence[Row]) -> str:
+    """Which way the steps of compared settings went as training went on."""
+    chosen = [(row, row.directions_by_epoch()) for row in rows if row.case.variant and row.directions]
+    if not chosen:
+        return ""
+    epochs = [epoch for epoch in _TIMELINE if any(epoch in steps for _, steps in chosen)]
+    head = ["direct / pass / inverse in epoch", *map(str, epochs)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row, steps in chosen:
+        lines.append("| " + " | ".join([_who(row), *(_shares(steps.get(epoch, {})) for epoch in epochs)]) + " |")
     return "\n".join(lines)
 
 

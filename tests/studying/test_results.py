@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from invdist.studying import results
@@ -66,3 +67,18 @@ def test_the_table_shows_spread_floor_failures_and_who_is_ahead(tmp_path: Path):
     assert "1, 1 failed" in text
     assert "out of luck" in text
     assert "`optimizer.gamma=0.01`" in text
+
+
+def test_compared_settings_have_the_directions_of_their_epochs_over_seeds(tmp_path: Path):
+    study = load(written(tiny(tmp_path), tmp_path))
+    by_seed = [[{"direct": 4}, {"direct": 1, "pass": 3}], [{"direct": 2, "inverse": 2}]]
+    runs = []
+    for seed, epochs in enumerate(by_seed):
+        result = Result(status="finished", best=0.7, test={"auc": 0.7}, directions={"direct": 1})
+        runs.append(_trial(tmp_path, "ig", "seed", seed, result))
+        events = [{"event": "epoch", "epoch": number, "directions": way} for number, way in enumerate(epochs)]
+        (runs[-1].folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    row = results.row(Case("feed", "ig", "gmf", (("ig.alpha_ratio", 10),)), runs, {})
+    text = markdown(study, study.tables[0], [row], {"users": 2, "items": 3, "rows": {}, "fingerprint": "f"}, "auc", 10)
+    assert "| direct / pass / inverse in epoch | 0 | 1 |" in text
+    assert "| ig, alpha_ratio 10 on gmf | 75% / 0% / 25% | 25% / 75% / 0% |" in text
