@@ -28,7 +28,7 @@ from invdist.data.splitting import TEST, TRAIN, VALID, Shares, by_time
 from invdist.data.writer import DatasetWriter, new_dataset
 from invdist.errors import UserError
 
-RULES = 2
+RULES = 3
 """Raised when a log would be prepared into other rows, or into the same in another order, than by the rules before:
 figures of before are then not those of the same command now, and what is kept of a recipe is made again."""
 
