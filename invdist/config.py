@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from invdist.plain_yaml import parse, read_yaml, to_yaml
 from invdist.settings import (
@@ -32,9 +32,6 @@ from invdist.settings import (
     to_mapping,
 )
 
-if TYPE_CHECKING:
-    from invdist.data.dataset import Dataset
-
 __all__ = [
     "Config",
     "Count",
@@ -46,7 +43,6 @@ __all__ = [
     "Share",
     "add_arguments",
     "build",
-    "check_against_data",
     "describe",
     "dump",
     "from_mapping",
@@ -194,14 +190,14 @@ class RayConfig:
     """Restarts of the worker group before the run gives up; -1: as often as it takes."""
 
 
-def _methods() -> list[str]:
+def methods() -> list[str]:
     # The registries import torch; settings that do not name a method (prepare's) must not wait for it.
     from invdist.learning.registry import STRATEGIES
 
     return list(STRATEGIES.names())
 
 
-def _models() -> list[str]:
+def models() -> list[str]:
     from invdist.model.backbones import BACKBONES
 
     return list(BACKBONES.names())
@@ -211,9 +207,9 @@ def _models() -> list[str]:
 class Config:
     """A training run."""
 
-    method: Annotated[str, OneOf(_methods)] = "ig"
+    method: Annotated[str, OneOf(methods)] = "ig"
     """Learning strategy, by its registered name."""
-    model: Annotated[str, OneOf(_models)] = "gmf"
+    model: Annotated[str, OneOf(models)] = "gmf"
     """Backbone, by its registered name."""
     seed: CountOrZero = 0
     """Seed of weights, order and sampling."""
@@ -276,22 +272,6 @@ def dump(config: Config) -> str:
     if config.strategy is not None:
         mapping[config.method] = to_mapping(config.strategy)
     return to_yaml(mapping)
-
-
-def check_against_data(config: Config, dataset: Dataset) -> None:
-    """Raises `UserError` with every way in which the settings do not fit the opened data set."""
-    problems: list[Problem] = []
-
-    def wrong(key: str, message: str) -> None:
-        problems.append(Problem(config.data.path, key, message))
-
-    rows = dataset.rows
-    labeled = rows.get("train", 0)
-    if config.data.batch_size > labeled:
-        wrong("data.batch_size", f"{config.data.batch_size} is more than the {labeled} training rows")
-    if not rows.get("valid", 0):
-        wrong("training.metric", f"{config.training.metric} needs validation rows, and the data set has none")
-    fail(problems)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -50,9 +50,9 @@ def _settings(args: argparse.Namespace):
 
 def train(config, resume: str | None = None) -> int:
     """Trains as `config` says, in a new run folder or that of `resume`; 0 when finished, 130 when stopped."""
-    from invdist import config as configs
     from invdist.data.dataset import Dataset
     from invdist.engine import ray_backend, run_folder
+    from invdist.engine.needs import check_against_data
     from invdist.engine.progress import ProgressView
     from invdist.files import alone_in
     from invdist.report import write_report
@@ -60,7 +60,7 @@ def train(config, resume: str | None = None) -> int:
     from invdist.reporting.tables import final_table
 
     dataset = Dataset.open(config.data.path, verify="full")
-    configs.check_against_data(config, dataset)
+    check_against_data(config, dataset)
     config.data.path = str(Path(config.data.path).absolute()) if "://" not in config.data.path else config.data.path
     run = Path(resume).absolute() if resume else run_folder.create(config, dataset)
     cpus = math.ceil(config.ray.workers * config.ray.cpus_per_worker)

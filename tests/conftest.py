@@ -67,6 +67,19 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def all_labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same feed without unclear rows: every exposure is decided at a finish rate of one half."""
+    from invdist.data.labeling import Labeling
+    from invdist.data.pipeline import Cut, prepare
+    from invdist.data.synthetic import PRESETS, SyntheticLog
+
+    folder = tmp_path_factory.mktemp("data") / "all_labeled"
+    half = Labeling(rules=("finish_rate",), finish_above=0.4999, finish_below=0.5)
+    prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), half, Cut(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def trained_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished GMF run on `tiny_data`, trained on this process alone; nobody may change it."""
     from tests.training import train_here

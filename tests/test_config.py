@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -77,22 +75,6 @@ def test_all_problems_of_file_overrides_and_strategy_sections_come_together(tmp_
 def test_impossible_values_are_refused_by_key(tmp_path: Path, overrides: list[str], key: str) -> None:
     with pytest.raises(UserError, match=key):
         config.load(_write(tmp_path, "data: {path: x}"), overrides)
-
-
-def _data(**rows: int) -> Any:
-    return SimpleNamespace(rows={"train": 1000, "training_test": 100, "valid": 10, "test": 10, "unclear": 50} | rows)
-
-
-def test_a_run_that_fits_its_data_passes() -> None:
-    config.check_against_data(config.from_mapping({"data": {"path": "x", "batch_size": 1000}}), _data())
-
-
-def test_a_run_that_does_not_fit_its_data_is_refused_with_every_reason() -> None:
-    wrong = config.from_mapping({"data": {"path": "x", "batch_size": 2000}})
-    with pytest.raises(UserError) as caught:
-        config.check_against_data(wrong, _data(valid=0))
-    assert "x: data.batch_size: 2000 is more than the 1000 training rows" in str(caught.value)
-    assert "x: training.metric: auc needs validation rows" in str(caught.value)
 
 
 def test_every_field_has_a_doc_line() -> None:

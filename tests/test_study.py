@@ -29,9 +29,11 @@ def _results(folder: Path) -> dict[Path, dict]:
 
 def test_a_study_from_the_spec_to_the_table(tmp_path: Path, ray_cluster: PrivateRay):
     mapping = tiny(tmp_path, strategies=["none", "ig", "srns"])
-    # A memory of one candidate cannot give four negatives: found out when the strategy is built, in the trial.
-    choices = {"optimizer.gamma": [0.01], "srns.memory": [1, 16], "unlabeled.rate": [4]}
+    # A memory of one candidate cannot give four negatives: such settings are left out. Steps of 1e38 are found out by
+    # taking them.
+    choices = {"optimizer.gamma": [0.01, 1e38], "srns.memory": [1, 16], "unlabeled.rate": [4]}
     mapping["space"].append({"strategies": ["srns"], "choices": choices})
+    mapping["start"] = [{"strategies": ["srns"], "settings": {"srns.memory": 1}}]
     study = load(written(mapping, tmp_path))
     lines: list[str] = []
     path = running.run(study, command="the command", say=lines.append)
@@ -42,9 +44,10 @@ def test_a_study_from_the_spec_to_the_table(tmp_path: Path, ray_cluster: Private
     assert "paired t-test over 2 seeds" in text
 
     # The trial that failed is told of, and its strategy goes on with the other setting.
-    reason = "srns.memory: 1 candidates of a user cannot give unlabeled.rate=4"
-    assert any(f"failed: {reason}" in line for line in lines)
-    assert reason in text.split("Trials that failed")[1]
+    left_out, failed = text.split("Settings that were left out")[1].split("Trials that failed")
+    assert "srns.memory: 1 candidates of a user cannot give unlabeled.rate=4" in left_out
+    assert any("srns-gmf seed" in line and "failed: " in line for line in lines)
+    assert "srns on gmf" in failed
     assert "2, 1 failed" in text
     assert "`srns.memory=16`" in text
 

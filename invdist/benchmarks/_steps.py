@@ -54,7 +54,7 @@ class Driver:
         )
         self.model = model
         self.strategy = STRATEGIES.build(method, setting, model)
-        self.phase = self.strategy.phases()[phase]
+        self.phase = self.strategy.phases(setting)[phase]
         self._steps = with_exchange(cycle(batches), self.strategy, self.phase, self.strategy.watch)
 
     def __call__(self, steps: int) -> float:

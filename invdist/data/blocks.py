@@ -68,10 +68,8 @@ class BlockMaker:
         self._exposures: ShuffledRows | None = None
         self._sampler: Sampler | None = None
         self._kept: OrderedDict[tuple[int, int], dict[str, np.ndarray]] = OrderedDict()
-        if not self.rows:
-            raise UserError(f"{spec.path}: no rows in {' + '.join(spec.splits)}")
-        if spec.unlabeled_per_row:
-            _check_unlabeled(self.dataset, spec.unlabeled)
+        if missing := lacking(self.dataset, spec):
+            raise UserError(f"{spec.path} has {missing}")
 
     def rows_of_step(self, step: int) -> int:
         """Labeled rows of a step over all ranks."""
@@ -169,17 +167,17 @@ class BlockMaker:
         return self._sampler
 
 
-def _check_unlabeled(dataset: Dataset, spec: UnlabeledSpec) -> None:
-    exposures = {"exposures": 1.0, "sampled": 0.0, "mix": spec.mix}[spec.source]
+def lacking(dataset: Dataset, spec: StreamSpec) -> str | None:
+    """What a data set has, or has not, that makes a stream impossible; None if all it needs is there."""
+    if not sum(dataset.rows[split] for split in spec.splits):
+        return f"no rows in {' + '.join(spec.splits)}"
+    if not spec.unlabeled_per_row:
+        return None
+    exposures = {"exposures": 1.0, "sampled": 0.0, "mix": spec.unlabeled.mix}[spec.unlabeled.source]
     if exposures > 0 and not dataset.rows["unclear"]:
-        raise UserError(
-            f"{dataset.path} has no unclear exposures to draw unlabeled rows from; use unlabeled.source=sampled, "
-            "or prepare with label_fraction below 1"
-        )
+        return "no unclear exposures to draw unlabeled rows from"
     # A pair stands in one split only, so rows are pairs.
     observed = sum(dataset.rows[split] for split in TRAINING)
     if exposures < 1 and observed >= dataset.users * dataset.items:
-        raise UserError(
-            f"{dataset.path}: all {dataset.users} x {dataset.items} pairs were observed in training, none is left "
-            "to sample; use unlabeled.source=exposures"
-        )
+        return f"all {dataset.users} x {dataset.items} pairs observed in training, none is left to sample"
+    return None

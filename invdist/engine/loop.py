@@ -20,18 +20,19 @@ import torch
 from invdist import config as configs
 from invdist.config import Config
 from invdist.data.dataset import Dataset
-from invdist.data.stream import Stream, StreamSpec, UnlabeledSpec
+from invdist.data.stream import Stream, StreamSpec
 from invdist.directions import direction_name
 from invdist.engine import run_folder
 from invdist.engine.checkpoint import CheckpointStore, Position
 from invdist.engine.events import EventLog
+from invdist.engine.needs import setting_of, stream_of
 from invdist.engine.pipeline import with_exchange
 from invdist.engine.scoring import Probe, SplitScorer
 from invdist.errors import UserError
 from invdist.install import installed
 from invdist.learning.inverse_gradient import TrainingDiverged
 from invdist.learning.registry import STRATEGIES
-from invdist.learning.strategy import Phase, Record, Setting, Strategy
+from invdist.learning.strategy import Phase, Record, Strategy
 from invdist.model.build import ModelSpec, build_recommender
 from invdist.model.comm import Comm
 from invdist.model.recommender import Recommender
@@ -83,7 +84,7 @@ class Trainer:
         torch.manual_seed(config.seed * 100_003 + self.comm.rank)  # dropout differs between ranks
         self.model = build_model(config, self.dataset, device, self.comm)
         self.strategy = build_strategy(config, self.dataset, self.model)
-        self.phases = self.strategy.phases()
+        self.phases = self.strategy.phases(self.strategy.setting)
         self.streams = self._streams(make_readers)
         self.store = CheckpointStore(
             run_folder.checkpoints(config, run),
@@ -337,26 +338,12 @@ class Trainer:
 
     def _streams(self, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> list[Stream]:
         """The stream of each phase; phases that read the same share one."""
-        specs, prefetch = [self._spec(phase) for phase in self.phases], self.config.data.prefetch
+        specs, prefetch = [stream_of(self.config, phase) for phase in self.phases], self.config.data.prefetch
         made: dict[StreamSpec, Stream] = {}
         for spec in dict.fromkeys(specs):
             readers = make_readers(spec) if make_readers else None
             made[spec] = Stream(spec, self.comm.rank, self.comm.size, readers=readers, prefetch=prefetch)
         return [made[spec] for spec in specs]
-
-    def _spec(self, phase: Phase) -> StreamSpec:
-        data, unlabeled = self.config.data, self.config.unlabeled
-        return StreamSpec(
-            path=data.path,
-            splits=phase.splits,
-            batch_size=data.batch_size,
-            unlabeled_per_row=phase.unlabeled_per_row,
-            unlabeled=UnlabeledSpec(
-                source=phase.source or unlabeled.source, mix=unlabeled.mix, popularity=unlabeled.popularity
-            ),
-            seed=self.config.seed,
-            window_rows=data.window_rows,
-        )
 
     def _scorer(self, split: str) -> SplitScorer:
         data, training = self.config.data, self.config.training
@@ -399,15 +386,7 @@ def build_model(config: Config, dataset: Dataset, device: torch.device, comm: Co
 
 def build_strategy(config: Config, dataset: Dataset, model: Recommender) -> Strategy:
     """The strategy that a config names, over a model."""
-    setting = Setting(
-        options=config.strategy,
-        unlabeled_rate=config.unlabeled.rate,
-        gamma=config.optimizer.gamma,
-        users=dataset.users,
-        items=dataset.items,
-        seed=config.seed,
-    )
-    return STRATEGIES.build(config.method, setting, model)
+    return STRATEGIES.build(config.method, setting_of(config, dataset), model)
 
 
 def _environment() -> dict[str, str | None]:

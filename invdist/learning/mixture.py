@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from invdist.errors import UserError
 from invdist.learning.losses import log_loss
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy, all_pairs
 from invdist.model.exchange import Exchange, Pairs
-from invdist.model.recommender import Recommender
 from invdist.settings import NonNegative
 
 
@@ -26,20 +24,13 @@ class Mixture(Strategy):
         weight: NonNegative = 1.0
         """Weight of the mean loss of unlabeled rows beside that of labeled ones."""
 
-    def __init__(self, setting: Setting, model: Recommender) -> None:
-        super().__init__(setting, model)
-        if setting.unlabeled_rate < 1:
-            raise UserError(
-                f"unlabeled.rate: {type(self).__name__} learns from unlabeled rows; expected at least 1, "
-                f"not {setting.unlabeled_rate}"
-            )
-
     @abstractmethod
     def unlabeled_loss(self, logits: Tensor) -> Tensor:
         """The loss of each unlabeled pair, from its logit."""
 
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", LABELED, self.setting.unlabeled_rate),)
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
+        return (Phase("train", LABELED, setting.needed_rate()),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         return (all_pairs(batch),)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from invdist.errors import UserError
-from invdist.learning.strategy import Setting, Strategy
+from invdist.learning.strategy import Phase, Setting, Strategy
 from invdist.model.frozen import FrozenModel
 from invdist.model.recommender import Recommender
 
@@ -46,6 +46,10 @@ class _Registry:
     def config_type(self, name: str) -> type:
         """The dataclass of a strategy's options."""
         return self._type(name).Config
+
+    def phases(self, name: str, setting: Setting) -> tuple[Phase, ...]:
+        """`Strategy.phases` of a strategy by name."""
+        return self._type(name).phases(setting)
 
     def build(self, name: str, setting: Setting, model: Recommender) -> Strategy:
         """A strategy by name."""

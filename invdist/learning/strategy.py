@@ -7,7 +7,8 @@ class Mine(Strategy):
         weight: float = 1.0
         \"\"\"Shown in --help and checked like every other field.\"\"\"
 
-    def phases(self): ...
+    @classmethod
+    def phases(cls, setting): ...
     def groups(self, phase, batch): ...
     def step(self, phase, batch, exchange): ...
 """
@@ -67,6 +68,12 @@ class Setting:
     items: int
     seed: int = 0
 
+    def needed_rate(self) -> int:
+        """`unlabeled_rate` for a strategy that has nothing to do without unlabeled rows."""
+        if self.unlabeled_rate < 1:
+            raise UserError("unlabeled.rate: 0 leaves this method nothing to learn from; expected at least 1")
+        return self.unlabeled_rate
+
 
 @dataclass(slots=True)
 class Record:
@@ -88,9 +95,12 @@ class Strategy(ABC):
         self.options, self.setting, self.model = setting.options, setting, model
         self.watch = Stopwatch()
 
+    @classmethod
     @abstractmethod
-    def phases(self) -> tuple[Phase, ...]:
-        """What an epoch consists of."""
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
+        """What an epoch consists of. It follows from the settings alone, and so does whether the data can give it:
+        that is checked before anything is started. Settings that do not go together are a `UserError`.
+        """
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         """The pairs whose rows a step needs; by default the labeled ones, then the unlabeled ones if any."""

@@ -54,10 +54,11 @@ class Warmup(Strategy):
         if not self._warmed and not hasattr(model.backbone, "output"):
             raise UserError("the warm start needs a backbone with an `output` layer, as gmf and neumf have")
 
-    def phases(self) -> tuple[Phase, ...]:
-        o = self.options.warmup
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
+        o = setting.options.warmup
         first = (Phase(PHASE, LABELED, o.rate, o.passes, source="exposures", epochs=1),) if o.passes else ()
-        return (*first, *super().phases())  # pyright: ignore[reportAbstractUsage] - of the strategy after it
+        return (*first, *super().phases(setting))  # pyright: ignore[reportAbstractUsage] - of the strategy after it
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         return (_told_apart(batch, self.options.warmup.rate),) if phase.name == PHASE else super().groups(phase, batch)

@@ -75,6 +75,8 @@ class Row:
     @property
     def tried(self) -> str:
         """How many settings were tried and what became of them, for people."""
+        if self.case.left_out and not self.case.points:
+            return "none fits"
         if not self.tuning:
             return "fixed"
         ended = [result.status if result else "not run" for _, result in self.tuning]

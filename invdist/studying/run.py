@@ -35,10 +35,19 @@ def check(study: Study, *, resume: bool = False) -> dict[str, list[Case]]:
     """The cases of every table, every point validated; `UserError` before anything is started."""
     planned = {table.name: cases(study, table) for table in study.tables}
     for table in study.tables:
-        sources.check(table)
+        if (dataset := sources.check(table)) is not None:
+            planned[table.name] = _fitting(study, table, dataset)
     if study.path.exists() and not resume:
         raise UserError(f"{study.path} exists already: continue it with --resume, or choose another name=")
     return planned
+
+
+def _fitting(study: Study, table: Table, dataset: Dataset) -> list[Case]:
+    """The cases of a table with the points that fit its data; `UserError` if none of any does."""
+    found = cases(study, table, dataset)
+    if not any(case.points for case in found):
+        raise UserError(f"table {table.name}: no setting fits {dataset.path}: {'; '.join(found[0].left_out)}")
+    return found
 
 
 def run(study: Study, *, resume: bool = False, command: str = "", say: Say = say_on_screen) -> Path:
@@ -77,7 +86,10 @@ class Work:
         for table in self.study.tables:
             dataset = sources.open_source(table.data, table.name, Path(self.study.cache), self._say)
             self.datasets[table.name] = dataset
+            self.planned[table.name] = _fitting(self.study, table, dataset)
             for case in self.planned[table.name]:
+                for reason in case.left_out:
+                    self._say(f"{table.name}: {case.name} goes without some settings: {reason}")
                 self._tuning[case] = (
                     [self._trial(table, case, TUNING, point, self.study.tuning_seed) for point in case.points]
                     if len(case.points) > 1
@@ -125,14 +137,13 @@ class Work:
 
     def metric(self, table: Table) -> tuple[str, int]:
         """The selection metric of a table, and where NDCG is cut."""
-        case = self.planned[table.name][0]
+        case = next(case for case in self.planned[table.name] if case.points)
         training = resolve(self.study, table, case, case.points[0], 0, path="-").training
         return training.metric, training.ndcg_k
 
     def _trial(self, table: Table, case: Case, role: str, point: Point, seed: int) -> Trial:
         dataset = self.datasets[table.name]
         config = resolve(self.study, table, case, point, seed, path=dataset.path, test=role == TESTING)
-        configs.check_against_data(config, dataset)
         name = f"{role}-{seed}-{identity(config, dataset.fingerprint)}"
         folder = self.study.path / "trials" / table.name / case.name / name
         return Trial(case, role, seed, point, configs.dump(config), folder)
@@ -229,8 +240,12 @@ def plan(planned: dict[str, list[Case]], study: Study) -> list[str]:
         seeds = len(table.seeds or study.seeds)
         for case in planned[table.name]:
             tuning = len(case.points) if len(case.points) > 1 else 0
-            lines.append(f"{table.name}  {case.name}: {tuning} tuning trials, then {seeds} seeds")
+            what = (
+                f"{tuning} tuning trials, then {seeds} seeds" if case.points else "none of its settings fits the data"
+            )
+            lines.append(f"{table.name}  {case.name}: {what}")
             lines += [f"    {point}" for point in case.points]
+            lines += [f"    left out: {reason}" for reason in case.left_out]
     return lines
 
 

@@ -20,12 +20,12 @@ DATA_VARIABLE = "INVDIST_DATA"
 _FILES = ("valid_file", "test_file")
 
 
-def check(table: Table) -> None:
-    """Raises `UserError` if the data set of a table cannot be had, without preparing anything."""
-    if table.data.prepare is not None:
-        _options(table.data.prepare, table.name)
-    else:
-        Dataset.open(str(table.data.path), verify="fast")
+def check(table: Table) -> Dataset | None:
+    """The data set of a table if it is given by path; `UserError` if it cannot be had. Nothing is prepared."""
+    if table.data.prepare is None:
+        return Dataset.open(str(table.data.path), verify="fast")
+    _options(table.data.prepare, table.name)
+    return None
 
 
 def open_source(source: Source, table: str, cache: Path, say: Callable[[str], None] = print) -> Dataset:

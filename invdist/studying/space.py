@@ -7,17 +7,22 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from invdist import config as configs
 from invdist.config import Config
+from invdist.data.dataset import Dataset
+from invdist.engine.needs import misfits
 from invdist.errors import UserError
 from invdist.studying.spec import FLOOR, Study, Table
 
 Point = dict[str, Any]
 """Values by dotted key."""
+
+_LOOKED_AT = 4096
+"""Points of a large space that are tried for one that fits the data."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Case:
     variant: tuple[tuple[str, Any], ...] = ()
     points: tuple[Point, ...] = field(default=(), compare=False)
     """The settings to choose from, at most `trials` of them."""
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    """Why others were left out: what does not fit the data, each reason once."""
 
     @property
     def name(self) -> str:
@@ -49,17 +56,20 @@ class Case:
         return "-" if self.strategy == FLOOR else self.model
 
 
-def cases(study: Study, table: Table) -> list[Case]:
-    """The rows of a table, the floor last; every point of each is a valid training config or `UserError`."""
+def cases(study: Study, table: Table, dataset: Dataset | None = None) -> list[Case]:
+    """The rows of a table, the floor last; every point of each is a valid training config or `UserError`.
+
+    Points that do not fit the data set, if it is given, are left out and others drawn instead.
+    """
     strategies = [name for name in table.strategies or study.strategies if name != FLOOR]
     models = table.models or study.models
     variants = [tuple(zip(study.compare, values)) for values in itertools.product(*study.compare.values())]
     rows = [Case(table.name, s, m, v) for m in models for s in strategies for v in variants]
     rows.append(Case(table.name, FLOOR, models[0]))
-    return [Case(row.table, row.strategy, row.model, row.variant, tuple(_points(study, table, row))) for row in rows]
+    return [_with_points(study, table, row, dataset) for row in rows]
 
 
-def _points(study: Study, table: Table, case: Case) -> list[Point]:
+def _with_points(study: Study, table: Table, case: Case, dataset: Dataset | None) -> Case:
     choices: dict[str, list[Any]] = {}
     for block in [*study.space, *table.space]:
         if block.concerns(case.strategy, case.model):
@@ -74,29 +84,51 @@ def _points(study: Study, table: Table, case: Case) -> list[Point]:
     first = [
         _start(choices, start.settings, where) for start in study.start if start.concerns(case.strategy, case.model)
     ]
-    points = draw(choices, study.trials, f"{study.tuning_seed} {case.table} {case.name}", first)
     for point in _each_value(choices):
         resolve(study, table, case, point, 0, path="data")  # every value, drawn or not
-    for point in points:
-        resolve(study, table, case, point, 0, path="data")
-    return points
+    reasons: dict[str, None] = {}
+
+    def fits(point: Point) -> bool:
+        config = resolve(study, table, case, point, 0, path="data")
+        problems = misfits(config, dataset) if dataset is not None else []
+        reasons.update(dict.fromkeys(map(str, problems)))
+        return not problems
+
+    points = draw(choices, study.trials, f"{study.tuning_seed} {case.table} {case.name}", first, fits)
+    return replace(case, points=tuple(points), left_out=tuple(reasons))
 
 
-def draw(choices: Mapping[str, list[Any]], count: int, seed: str, first: Sequence[Point] = ()) -> list[Point]:
-    """`count` different points of the product of `choices`: those of `first`, then random ones.
+def draw(
+    choices: Mapping[str, list[Any]],
+    count: int,
+    seed: str,
+    first: Sequence[Point] = (),
+    fits: Callable[[Point], bool] = lambda point: True,
+) -> list[Point]:
+    """`count` different points of the product of `choices` that fit: those of `first`, then random ones.
 
-    Where the product is no larger than `count` it is all of it, in order.
+    Where the product is no larger than `count` it is all of it, in order. Of a large one in which little fits, some
+    thousands are looked at.
     """
     sizes = [len(values) for values in choices.values()]
     whole = math.prod(sizes)
     if whole <= count:
-        return [_at(choices, sizes, place) for place in range(whole)]
+        return [point for place in range(whole) if fits(point := _at(choices, sizes, place))]
+    chance = random.Random(seed)
+
+    def candidates() -> Iterator[Point]:
+        yield from first
+        for size in (count + len(first), _LOOKED_AT):
+            for place in chance.sample(range(whole), min(whole, size)):
+                yield _at(choices, sizes, place)
+
     points: list[Point] = []
-    random_places = random.Random(seed).sample(range(whole), min(whole, count + len(first)))
-    for point in [*first, *(_at(choices, sizes, place) for place in random_places)]:
-        if point not in points:
+    for point in candidates():
+        if point not in points and fits(point):
             points.append(point)
-    return points[:count]
+            if len(points) == count:
+                break
+    return points
 
 
 def _start(choices: Mapping[str, list[Any]], settings: Point, where: str) -> Point:

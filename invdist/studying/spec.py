@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from invdist.config import OneOf, _methods, _models
+from invdist.config import OneOf, methods, models
 from invdist.errors import UserError
 from invdist.plain_yaml import parse, read_yaml
 from invdist.settings import Count, CountOrZero, Range, _Override, build
@@ -15,8 +15,8 @@ from invdist.settings import Count, CountOrZero, Range, _Override, build
 FLOOR = "means"
 """The strategy that every table shows, whether asked for or not."""
 
-Strategy = Annotated[str, OneOf(_methods)]
-Backbone = Annotated[str, OneOf(_models)]
+Strategy = Annotated[str, OneOf(methods)]
+Backbone = Annotated[str, OneOf(models)]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -29,6 +29,7 @@ def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: dict[str,
         *_comparisons(rows, metric, k),
         _timeline(rows),
         _settings(rows),
+        _left_out(rows),
         _failures(rows),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -121,6 +122,12 @@ def _settings(rows: Sequence[Row]) -> str:
         if row.point is not None
     ]
     return "\n".join(["Settings that were selected:", "", *lines]) if lines else ""
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    lines = [f"- {_who(row)}: {reason}" for row in rows for reason in row.case.left_out]
+    title = "Settings that were left out, since they do not fit the data or each other:"
+    return "\n".join([title, "", *lines]) if lines else ""
 
 
 def _failures(rows: Sequence[Row]) -> str:

@@ -19,12 +19,3 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prepared") / "tiny"
     prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), FINISH, Cut(), path, shard_rows=300)
     return path
-
-
-@pytest.fixture(scope="session")
-def all_labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set without unclear rows: every exposure is decided at a finish rate of one half."""
-    path = tmp_path_factory.mktemp("prepared") / "all_labeled"
-    half = Labeling(rules=("finish_rate",), finish_above=0.4999, finish_below=0.5)
-    prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), half, Cut(), path)
-    return path

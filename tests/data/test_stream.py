@@ -189,9 +189,10 @@ def test_nothing_left_to_sample_is_said_at_once(tiny: Path):
     dataset = Dataset.open(str(tiny), verify="fast")
     dataset.rows["unclear"] = dataset.users * dataset.items - dataset.rows["train"] - dataset.rows["training_test"]
     for source in ("sampled", "mix"):
-        with pytest.raises(UserError, match="all 200 x 300 pairs were observed"):
-            blocks._check_unlabeled(dataset, UnlabeledSpec(source=source))
-    blocks._check_unlabeled(dataset, UnlabeledSpec(source="exposures"))
+        missing = blocks.lacking(dataset, spec_of(tiny, unlabeled_per_row=1, source=source))
+        assert missing is not None
+        assert "all 200 x 300 pairs observed" in missing
+    assert blocks.lacking(dataset, spec_of(tiny, unlabeled_per_row=1, source="exposures")) is None
 
 
 def test_memory_is_a_few_windows_and_blocks(tiny: Path, monkeypatch: pytest.MonkeyPatch):

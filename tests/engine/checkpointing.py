@@ -34,7 +34,7 @@ def build(method: str = "none", seed: int = 0, **spec: Any) -> Strategy:
 
 def train(strategy: Strategy, steps: range) -> None:
     """Takes the given steps, going round the phases."""
-    comm, phases = strategy.model.comm, strategy.phases()
+    comm, phases = strategy.model.comm, strategy.phases(strategy.setting)
     for step in steps:
         phase = phases[step % len(phases)]
         source = np.random.default_rng(step)

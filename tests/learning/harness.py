@@ -114,7 +114,7 @@ def execute(rank: int, world_size: int, run: Run) -> Result:
         if run.sharded is not None:
             tensor.copy_(torch.from_numpy(run.sharded[name])[first : first + len(tensor)])
     before = get_weights(model)
-    (phase,) = strategy.phases()
+    (phase,) = strategy.phases(strategy.setting)
     assert phase.unlabeled_per_row == run.per_row
     losses, details = [], []
     for rows in batches(run.per_row)[run.start : run.stop]:

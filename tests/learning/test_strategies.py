@@ -203,7 +203,7 @@ def test_reweighting_by_closed_form() -> None:
     setting = Setting(options=options, unlabeled_rate=0, gamma=1, users=1, items=1)
     strategy = STRATEGIES.build("r_ce", setting, _Model())  # type: ignore[arg-type]
     batch = SimpleNamespace(label=torch.tensor([1.0, 0.0]))
-    record = strategy.step(strategy.phases()[0], batch, SimpleNamespace(routes=[None]))  # type: ignore[arg-type]
+    record = strategy.step(strategy.phases(setting)[0], batch, SimpleNamespace(routes=[None]))  # type: ignore[arg-type]
     expected = (-(0.8**0.2) * math.log(0.8) - 0.6**0.2 * math.log(0.6)) / 2
     assert float(record.loss) == pytest.approx(expected, rel=1e-6)
     assert captured["gradient"].tolist() == pytest.approx([0.8**0.2 * -0.2 / 2, 0.6**0.2 * 0.4 / 2], rel=1e-5)
@@ -341,9 +341,17 @@ def test_unknown_or_wrong_options_are_refused(method: str, wrong: dict[str, Any]
         config.from_mapping({"data": {"path": "x"}, "method": method, method: wrong})
 
 
-@pytest.mark.parametrize(("method", "rate", "key"), [("ns", 0, "unlabeled.rate"), ("srns", 17, "srns.memory")])
+@pytest.mark.parametrize(
+    ("method", "rate", "key"),
+    [
+        ("ns", 0, "unlabeled.rate"),
+        ("dns", 0, "unlabeled.rate"),
+        ("ig", 0, "unlabeled.rate"),
+        ("srns", 17, "srns.memory"),
+    ],
+)
 def test_a_rate_that_a_strategy_cannot_serve_is_refused(method: str, rate: int, key: str) -> None:
     options = STRATEGIES.config_type(method)()
     setting = Setting(options=options, unlabeled_rate=rate, gamma=1, users=1, items=1)
     with pytest.raises(UserError, match=key):
-        STRATEGIES.build(method, setting, SimpleNamespace(comm=None))  # type: ignore[arg-type]
+        STRATEGIES.phases(method, setting)

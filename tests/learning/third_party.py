@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from invdist.learning.losses import log_loss
 from invdist.learning.registry import STRATEGIES
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Strategy
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
 from invdist.model.exchange import Exchange
 from invdist.settings import Share
 
@@ -22,7 +22,8 @@ class SmoothedLabels(Strategy):
         amount: Share = 0.1
         """How far labels are pulled: 0 leaves them, 1 makes all of them one half."""
 
-    def phases(self) -> tuple[Phase, ...]:
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
         return (Phase("train", LABELED),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:

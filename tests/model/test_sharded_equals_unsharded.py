@@ -41,7 +41,7 @@ def _train(rank: int, ranks: int) -> list[tuple]:
         )
         options = STRATEGIES.config_type("none")()
         strategy = STRATEGIES.build("none", Setting(options, 0, 0.01, USERS, ITEMS), recommender)
-        phase = strategy.phases()[0]
+        phase = strategy.phases(strategy.setting)[0]
         first, losses = local_weights(recommender), []
         for number, step in enumerate(steps(STEPS, SEED)):
             batch = step.cut(rank, ranks, number)

@@ -47,7 +47,7 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
                 items=ITEMS,
             )
             strategy = STRATEGIES.build(method, setting, model)
-            chosen = strategy.phases()[phase]
+            chosen = strategy.phases(setting)[phase]
             before = model.comm.traffic.bytes, model.comm.traffic.collectives
             exchange = model.exchange(*strategy.groups(chosen, batch)).finish()
             strategy.step(chosen, batch, exchange)

@@ -78,6 +78,46 @@ def test_identity_is_of_settings_and_data_not_of_places(tmp_path: Path):
     assert configs.from_text(configs.dump(one)).data.path == "x"  # the config itself is left as it was
 
 
+def test_settings_that_the_data_does_not_allow_are_replaced(tmp_path: Path, all_labeled: Path):
+    """On a log without unclear rows every strategy keeps its budget, but for those that have nothing to do there."""
+    choices = {"unlabeled.source": ["exposures", "sampled", "mix"], "unlabeled.rate": [1, 4, 16]}
+    mapping = tiny(
+        tmp_path,
+        strategies=["none", "idl", "ig", "ig_warm"],
+        trials=5,
+        space=[
+            {"choices": {"optimizer.gamma": [0.001, 0.002, 0.003, 0.004, 0.005]}},
+            {"strategies": ["idl", "ig", "ig_warm"], "choices": choices},
+        ],
+        start=[{"strategies": ["ig"], "settings": {"unlabeled.source": "exposures"}}],
+    )
+    mapping["tables"][0]["data"] = {"path": str(all_labeled)}
+    study = load(written(mapping, tmp_path))
+    planned = running.check(study)["feed"]
+    by_name = {case.strategy: case for case in planned}
+    assert {name: len(case.points) for name, case in by_name.items()} == {
+        "none": 5,
+        "idl": 5,
+        "ig": 5,
+        "ig_warm": 0,
+        "means": 1,
+    }
+    for name in ("idl", "ig"):
+        assert {point["unlabeled.source"] for point in by_name[name].points} == {"sampled"}
+    assert by_name["none"].left_out == ()
+    assert any("no unclear exposures" in reason for reason in by_name["ig"].left_out)
+    plan = "\n".join(running.plan({"feed": planned}, study))
+    assert "ig_warm-gmf: none of its settings fits the data" in plan
+    assert "left out: method: ig_warm cannot do its phase warmup" in plan
+
+    # Where everything fits, knowing the data changes no draw.
+    assert cases(study, study.tables[0])[0].points == by_name["none"].points
+
+    study.base["data"] = {"batch_size": 10**9}
+    with pytest.raises(UserError, match=r"no setting fits .*batch_size"):
+        running.check(study)
+
+
 def _space(choices: dict) -> dict:
     return {"space": [{"choices": choices}]}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategies.ns import NegativeSampling
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, unlabeled
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, unlabeled
 from invdist.model.exchange import Exchange, Pairs
 from invdist.settings import Range
 
@@ -26,8 +26,9 @@ class DynamicNegativeSampling(NegativeSampling):
         candidates: Annotated[int, Range(at_least=2)] = 8
         """Random pairs of which the hardest becomes the negative (M of the paper)."""
 
-    def phases(self) -> tuple[Phase, ...]:
-        per_row = self.setting.unlabeled_rate * self.options.candidates
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
+        per_row = setting.needed_rate() * setting.options.candidates
         return (Phase("train", LABELED, per_row, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:

@@ -50,8 +50,9 @@ class InverseGradientStrategy(Strategy):
         alpha = o.alpha_ratio * setting.gamma if o.alpha is None else o.alpha
         self.inverse_gradient = InverseGradient(model, alpha=alpha, inner=o.inner, candidates=o.candidates)
 
-    def phases(self) -> tuple[Phase, ...]:
-        o, rate = self.options, self.setting.unlabeled_rate
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
+        o, rate = setting.options, setting.needed_rate()
         turns = [
             (
                 Phase("phase1", ("train",), part=(turn, o.turns)),

@@ -35,7 +35,8 @@ class Means(Strategy):
         self._use(torch.zeros((setting.users + setting.items, 2), dtype=torch.float64, device=model.device))
         self._counting = torch.zeros_like(self._counts)
 
-    def phases(self) -> tuple[Phase, ...]:
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
         return (Phase("count", LABELED),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:

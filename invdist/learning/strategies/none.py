@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from invdist.learning.losses import log_loss
 from invdist.learning.registry import STRATEGIES
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Strategy
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
 from invdist.model.exchange import Exchange
 
 
@@ -12,7 +12,8 @@ from invdist.model.exchange import Exchange
 class LogLoss(Strategy):
     """Plain supervised training: what every other strategy is held against."""
 
-    def phases(self) -> tuple[Phase, ...]:
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
         return (Phase("train", LABELED),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:

@@ -8,7 +8,7 @@ import torch
 
 from invdist.learning.losses import log_loss
 from invdist.learning.registry import STRATEGIES
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Strategy
+from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
 from invdist.model.exchange import Exchange
 from invdist.settings import NonNegative
 
@@ -24,7 +24,8 @@ class ReweightedLogLoss(Strategy):
         b: NonNegative = 0.2
         """Exponent of the weight; 0 is plain log-loss."""
 
-    def phases(self) -> tuple[Phase, ...]:
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
         return (Phase("train", LABELED),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:

@@ -66,19 +66,21 @@ class RobustNegativeSampling(NegativeSampling):
     def __init__(self, setting: Setting, model: Recommender) -> None:
         super().__init__(setting, model)
         o, comm = self.options, model.comm
-        if setting.unlabeled_rate > o.memory:
-            raise UserError(
-                f"srns.memory: {o.memory} candidates of a user cannot give unlabeled.rate={setting.unlabeled_rate} "
-                f"negatives; expected at least {setting.unlabeled_rate}"
-            )
         self.variance = Ramp(o.variance_weight, o.ramp_steps)
         self._block = -(-setting.users // comm.size)
         first = min(comm.rank * self._block, setting.users)
         here = min(self._block, setting.users - first)
         self.memory = CandidateMemory(first, here, o.memory, o.history, model.device)
 
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", LABELED, self.options.fresh, source="sampled"),)
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
+        o, rate = setting.options, setting.needed_rate()
+        if rate > o.memory:
+            raise UserError(
+                f"srns.memory: {o.memory} candidates of a user cannot give unlabeled.rate={rate} negatives; "
+                f"expected at least {rate}"
+            )
+        return (Phase("train", LABELED, o.fresh, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         return (self.model.sought(self._ask(batch).pairs),)

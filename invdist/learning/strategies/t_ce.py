@@ -36,7 +36,8 @@ class TruncatedLogLoss(Strategy):
         super().__init__(setting, model)
         self.drop = Ramp(self.options.max_drop, self.options.ramp_steps)
 
-    def phases(self) -> tuple[Phase, ...]:
+    @classmethod
+    def phases(cls, setting: Setting) -> tuple[Phase, ...]:
         return (Phase("train", LABELED),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
