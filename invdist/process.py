@@ -16,9 +16,9 @@ def settle(threads: int) -> None:
     """Gives this process so many threads for one operation, and has it keep the memory that operations free.
 
     By itself glibc hands the memory of a large tensor back to the kernel when it is freed, and faults it in page by
-    page for the next one: two thirds of the time of scoring 15,000 pairs with NeuMF. A training process wants the
-    same sizes again at every step, so it keeps them; it then occupies what it needed most. Other allocators are left
-    as they are.
+    page for the next one: a third and more of the CPU time of scoring 15,000 pairs with NeuMF (`invdist bench score`).
+    A training process wants the same sizes again at every step, so it keeps them; it then occupies what it needed
+    most. Other allocators are left as they are.
     """
     torch.set_num_threads(threads)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

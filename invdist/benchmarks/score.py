@@ -1,0 +1,68 @@
+"""CPU time of scoring pairs, in a process that keeps the memory it frees (`invdist.process`) and in a usual one."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+from invdist.errors import UserError
+from invdist.model.backbones import BACKBONES
+from invdist.process import settle
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `invdist bench score`."""
+    parser.add_argument("--pairs", type=int, default=15_200, help="pairs of one forward")
+    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--model", choices=BACKBONES.names(), default="neumf")
+    parser.add_argument("--repeats", type=int, default=100)
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """Measures each in a fresh process of one thread, one after the other: what glibc was told, it does not forget."""
+    if min(args.pairs, args.dim, args.repeats) < 1:
+        raise UserError("--pairs, --dim and --repeats must be at least 1")
+    sizes = args.model, args.dim, args.pairs, args.repeats
+    (kept, kept_kernel), (usual, usual_kernel) = (_in_fresh_process(keeps, *sizes) for keeps in (True, False))
+    return {
+        "model": args.model,
+        "pairs": args.pairs,
+        "kept_ms": kept,
+        "kept_kernel_share": kept_kernel / kept,
+        "usual_ms": usual,
+        "usual_kernel_share": usual_kernel / usual,
+        "ratio": kept / usual,
+    }
+
+
+def _in_fresh_process(keeps: bool, model: str, dim: int, pairs: int, repeats: int) -> tuple[float, float]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_score, keeps, model, dim, pairs, repeats).result()
+
+
+@torch.no_grad()
+def _score(keeps: bool, model: str, dim: int, pairs: int, repeats: int) -> tuple[float, float]:
+    """CPU milliseconds of one forward, and those of them in the kernel."""
+    if keeps:
+        settle(threads=1)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    backbone = BACKBONES.build(model, dim=dim)
+    table = torch.randn(4096, backbone.columns)
+    user, item = (torch.randint(len(table), (pairs,)) for _ in range(2))
+
+    def forward() -> None:
+        backbone.join(backbone.of_user(table)[user], backbone.of_item(table)[item])
+
+    for _ in range(3):
+        forward()
+    before = os.times()
+    for _ in range(repeats):
+        forward()
+    after = os.times()
+    kernel = after.system - before.system
+    return (after.user - before.user + kernel) / repeats * 1000, kernel / repeats * 1000
