@@ -181,7 +181,7 @@ class RayConfig:
     min_workers: CountOrZero = 0
     """Go on with as few as this when nodes are lost (the result is the same); 0: never with fewer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA with NCCL where the cluster has GPUs, else the CPU with gloo."""
+    """`auto` takes CUDA with NCCL where the cluster has a GPU for each worker, else the CPU with gloo."""
     cpus_per_worker: Positive = 1.0
     """CPUs that Ray reserves for each worker."""
     timeout_s: Positive = 300.0

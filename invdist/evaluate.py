@@ -39,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         k = config.training.ndcg_k
         metrics = SplitScorer(trained.dataset, args.split, trained.strategy, config.data.eval_batch_size, k).metrics()
         if args.json:
-            print(
-                json.dumps({"run": str(trained.run), "checkpoint": trained.checkpoint, "split": args.split, **metrics})
-            )
+            told = {name: value if value == value else None for name, value in metrics.items()}  # JSON has no NaN
+            print(json.dumps({"run": str(trained.run), "checkpoint": trained.checkpoint, "split": args.split, **told}))
         else:
             print(f"{trained.checkpoint}, {args.split} rows")
             figures = [f"{value:,}" if isinstance(value, int) else number(value) for value in metrics.values()]

@@ -25,6 +25,11 @@ def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
 
 
+def absolute(path: str) -> str:
+    """A path that means the same in every process of a machine, wherever that works; a URI as it is."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
 def why(error: OSError) -> str:
     """What an operating-system error means for a person."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

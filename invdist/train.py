@@ -2,7 +2,7 @@
 
 python -m invdist.train --config configs/local.yaml [key=value ...]
 python -m invdist.train --resume runs/NAME [key=value ...]
-ray job submit -- python -m invdist.train --config configs/local.yaml
+ray job submit -- python -m invdist.train --config /path/on/the/cluster/run.yaml [key=value ...]
 """
 
 from __future__ import annotations
@@ -50,27 +50,35 @@ def _settings(args: argparse.Namespace):
 
 def train(config, resume: str | None = None) -> int:
     """Trains as `config` says, in a new run folder or that of `resume`; 0 when finished, 130 when stopped."""
+    from invdist import config as configs
     from invdist.data.dataset import Dataset
     from invdist.engine import ray_backend, run_folder
     from invdist.engine.needs import check_against_data
     from invdist.engine.progress import ProgressView
-    from invdist.files import alone_in
+    from invdist.files import absolute, alone_in
     from invdist.report import write_report
     from invdist.reporting.history import History
     from invdist.reporting.tables import final_table
 
-    dataset = Dataset.open(config.data.path, verify="full")
+    dataset = run_folder.data_of(config, resume) if resume else Dataset.open(config.data.path)
     check_against_data(config, dataset)
-    config.data.path = str(Path(config.data.path).absolute()) if "://" not in config.data.path else config.data.path
+    config.data.path = absolute(config.data.path)
+    if config.checkpoint.path is not None:
+        config.checkpoint.path = absolute(config.checkpoint.path)
     run = Path(resume).absolute() if resume else run_folder.create(config, dataset)
     cpus = math.ceil(config.ray.workers * config.ray.cpus_per_worker)
     with alone_in(run), ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):
         ray_backend.fit(config, run)
+    if resume:
+        run_folder.write_atomically(run / run_folder.CONFIG_FILE, configs.dump(config))  # overrides have proved right
     history = History.read(run)
     print(final_table(history.events, config.training.ndcg_k))
     write_report(run)
     print(f"run: {run}")
-    return 0 if history.final is not None else 130
+    if history.final is None:
+        print(f"continue with: python -m invdist.train --resume {run}")
+        return 130
+    return 0
 
 
 @contextlib.contextmanager

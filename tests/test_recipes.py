@@ -60,6 +60,8 @@ def test_the_ray_cluster_recipe_follows_rays_schema_and_flags() -> None:
     for command in recipe["head_start_ray_commands"] + recipe["worker_start_ray_commands"]:
         used = set(re.findall(r"--[a-z-]+", command))
         assert used <= known, command
+    # rsync takes a pattern without a slash in front for a name at any depth: invdist/data would stay behind.
+    assert all(pattern.startswith("/") for pattern in recipe["rsync_exclude"])
     gpus = 4 * recipe["available_node_types"]["gpu"]["max_workers"]
     assert config.load(REPOSITORY / "configs" / "multi-gpu.yaml").ray.workers <= gpus
 

@@ -112,7 +112,7 @@ class PlayOptions(Options):
 
 @dataclass(kw_only=True, slots=True)
 class Ml1m(RatingOptions):
-    """The published MovieLens-1M zip, or its ratings.dat."""
+    """The published MovieLens-1M zip, or its ratings.dat, or the folder that holds that."""
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The log in the one input."""
@@ -147,7 +147,8 @@ class Ratings(RatingOptions):
 
 @dataclass(kw_only=True, slots=True)
 class PlayColumns:
-    """Column names of a play log. Like, hate and time are looked for only where a rule or the split needs them."""
+    """Column names of a play log. Like and hate are looked for only where a rule needs them; time, where there is any,
+    settles which row of a pair is the last."""
 
     user: str = "user"
     item: str = "item"
@@ -187,7 +188,9 @@ class KuaiRand(PlayOptions):
             "hate": "is_hate",
             "time": "time_ms",
         }
-        return FileLog("kuairand", find_files(inputs, "log_*"), columns, self.labeling().columns)
+        return FileLog(
+            "kuairand", find_files(inputs, "log_*"), columns, self.labeling().columns, usual_time=columns["time"]
+        )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -53,8 +53,8 @@ def _is_log(file: Path) -> bool:
 class FileLog:
     """A log in CSV or parquet files (a `RawLog`). `columns` maps our names to those in the files.
 
-    `user`, `item` and `needed` must be there; `time` is taken if it is. With `id_type` "string" ids of CSV files are
-    read as text, otherwise their type is inferred.
+    `user`, `item` and `needed` must be there, and `time` if it has another name than the usual one; otherwise it is
+    taken if it is there. With `id_type` "string" ids of CSV files are read as text, otherwise their type is inferred.
     """
 
     has_truth = False
@@ -66,12 +66,13 @@ class FileLog:
         columns: Mapping[str, str],
         needed: Sequence[str],
         id_type: str = "auto",
+        usual_time: str = "time",
     ) -> None:
         self.kind, self.files, self.id_type = kind, list(files), id_type
         self.columns = {name: columns[name] for name in ("user", "item", *needed)}
         missing_time = [file for file in self.files if columns["time"] not in column_names(file)]
         self.has_time = not missing_time
-        if self.has_time:
+        if self.has_time or columns["time"] != usual_time:
             self.columns["time"] = columns["time"]
         elif len(missing_time) < len(self.files):
             raise UserError(f"{missing_time[0]}: column {columns['time']} is missing here, but other files have it")
@@ -148,13 +149,13 @@ def read_columns(
 
 
 class Ml1mLog:
-    """`ratings.dat` of MovieLens-1M (a `RawLog`), by itself or inside the published zip."""
+    """`ratings.dat` of MovieLens-1M (a `RawLog`), by itself, in a folder or inside the published zip."""
 
     has_time = True
     has_truth = False
 
     def __init__(self, path: Path) -> None:
-        self.path = find_files([path])[0] if not path.is_dir() else path / "ratings.dat"
+        self.path = find_files([path / "ratings.dat" if path.is_dir() else path])[0]
 
     def describe(self) -> dict[str, Any]:
         """The file that was read."""

@@ -106,6 +106,7 @@ class Trainer:
         self._restore()
         self._announce()
         scorer = self._scorer("valid")
+        self._check_metric(scorer)
         probe = Probe(self.dataset, self.strategy, self.config.data.eval_batch_size)
         try:
             while self.position.epoch < self.config.training.epochs and not self._out_of_patience():
@@ -253,6 +254,15 @@ class Trainer:
         }
         self.events.write("final", **final)
         return final
+
+    def _check_metric(self, scorer: SplitScorer) -> None:
+        """Before the first step: the metric that chooses the best epoch must be one that the rows can give."""
+        metric = self.config.training.metric
+        if metric in scorer.undefined():
+            raise UserError(
+                f"training.metric: {metric} is not defined on the validation rows of {self.config.data.path}, where no "
+                "user has both classes; use training.metric=auc"
+            )
 
     def _out_of_patience(self) -> bool:
         return self.outcome.stale >= self.config.training.patience

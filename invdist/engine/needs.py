@@ -72,7 +72,8 @@ def _misfits(config: Config, dataset: Dataset) -> Iterator[tuple[str, str]]:
     for phase in phases:
         spec = stream_of(config, phase)
         missing, source = lacking(dataset, spec), spec.unlabeled.source
-        if missing and phase.unlabeled_per_row and phase.source is None:
+        labeled = any(rows[split] for split in phase.splits)
+        if missing and labeled and phase.source is None:
             yield "unlabeled.source", f"{source}: the data set has {missing}; {_INSTEAD[source]}"
         elif missing:
             yield "method", f"{config.method} cannot do its phase {phase.name}: the data set has {missing}"

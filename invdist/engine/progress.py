@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from invdist.reporting.history import METRICS_FILE, Tail
+from invdist.reporting.tables import METRICS, number
 
 _LOG_SECONDS = 5.0
 
@@ -66,10 +67,9 @@ class ProgressView:
 
 def _step(event: dict[str, Any]) -> str:
     eta = int(event.get("eta_s") or 0)
-    loss = event.get("loss")
     return (
         f"epoch {event['epoch']} {event.get('phase', '')} step {event.get('step', 0):,}/{event.get('steps', 0):,}  "
-        f"loss {'-' if loss is None else format(loss, '.4f')}  {event.get('rows_per_s', 0):,.0f} rows/s  "
+        f"loss {number(event.get('loss'))}  {event.get('rows_per_s', 0):,.0f} rows/s  "
         f"epoch ends in {eta // 60}:{eta % 60:02d}"
     )
 
@@ -87,7 +87,7 @@ def _line(event: dict[str, Any]) -> str | None:
             return f"continuing from {event['checkpoint']} at step {event['global_step']:,}"
         case "epoch":
             valid = event["valid"]
-            metrics = "  ".join(f"{name} {valid[name]:.4f}" for name in ("auc", "gauc", "ndcg", "mrr"))
+            metrics = "  ".join(f"{name} {number(valid[name])}" for name in METRICS)
             best = "  (best so far)" if event["improved"] else ""
             directions = "  ".join(f"{name} {count}" for name, count in event["directions"].items())
             return (

@@ -20,6 +20,8 @@ from invdist.config import Config
 from invdist.engine.run_folder import FAILED_FILE, write_atomically
 from invdist.errors import UserError
 
+_LOG = logging.getLogger(__name__)
+
 
 def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | None = None) -> None:
     """Trains on the Ray that this process is connected to; returns when the run has ended, finished or stopped.
@@ -39,7 +41,7 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
     if least > present:
         raise UserError(
             f"ray.workers={ray_config.workers} with ray.cpus_per_worker={ray_config.cpus_per_worker:g} need "
-            f"{needed:g} CPUs, the Ray cluster has {present:g}: ask for fewer"
+            f"{needed:g} CPUs, the Ray cluster has {present:g}: ask for fewer, or wait for nodes (`ray status`)"
         )
     workers = (ray_config.min_workers, ray_config.workers) if ray_config.min_workers else ray_config.workers
     trainer = TorchTrainer(
@@ -102,18 +104,18 @@ def _raise_if_failed(run: Path) -> None:
 
 
 def cluster_uses_cuda(config: Config) -> bool:
-    """The device is chosen once, for all workers: CUDA if the cluster has a GPU for each."""
+    """The device is chosen once, for all workers: CUDA if the cluster has a GPU for each that must be there."""
     import ray
 
     if config.ray.device == "cpu":
         return False
-    gpus = ray.cluster_resources().get("GPU", 0)
-    if config.ray.device == "cuda" and gpus < config.ray.workers:
-        raise UserError(
-            f"ray.device=cuda with ray.workers={config.ray.workers}: the Ray cluster has {gpus:g} GPUs; "
-            "ask for fewer workers, or use ray.device=cpu"
-        )
-    return gpus >= config.ray.workers
+    gpus, needed = ray.cluster_resources().get("GPU", 0), config.ray.min_workers or config.ray.workers
+    few = f"{needed} workers need a GPU each, the Ray cluster has {gpus:g} (nodes may still be starting: `ray status`)"
+    if config.ray.device == "cuda" and gpus < needed:
+        raise UserError(f"ray.device=cuda: {few}; ask for fewer workers, or use ray.device=cpu")
+    if 0 < gpus < needed:
+        _LOG.warning("training on the CPU: %s", few)
+    return gpus >= needed
 
 
 def _resources(config: Config, cuda: bool) -> dict[str, float]:

@@ -53,6 +53,14 @@ def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
     return configs.load(folder / CONFIG_FILE, overrides), folder
 
 
+def data_of(config: Config, run: str | Path) -> Dataset:
+    """The data set of an existing run; where it cannot be opened, the error says how to name its new place."""
+    try:
+        return Dataset.open(config.data.path)
+    except UserError as error:
+        raise UserError(f"{error}\n{run} was trained on it: if it has moved, add data.path=FOLDER") from None
+
+
 def checkpoints(config: Config, run: Path) -> str:
     """Where the checkpoints of a run are: a local path or a URI."""
     return f"{config.checkpoint.path.rstrip('/')}/{run.name}" if config.checkpoint.path else str(run / "checkpoints")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -47,7 +49,13 @@ class SplitScorer:
 
     def metrics(self) -> dict[str, float]:
         """The metrics at the present state, the same on every rank."""
-        scores = score_pairs(self._strategy, self._user, self._item, self._batch_rows)
+        return self._metrics(score_pairs(self._strategy, self._user, self._item, self._batch_rows))
+
+    def undefined(self) -> set[str]:
+        """The metrics that these rows cannot give whatever they score; `UserError` if they are of one class."""
+        return {name for name, value in self._metrics(np.zeros(len(self._user))).items() if math.isnan(value)}
+
+    def _metrics(self, scores: np.ndarray) -> dict[str, float]:
         return distributed_metrics(self._user, self._label, scores, k=self._k, group=self._strategy.model.comm.group)
 
 

@@ -38,7 +38,7 @@ def open_trained(run: str | Path, overrides: list[str] | None = None) -> Iterato
     `overrides` change settings that do not change the model, such as `data.path` when the data set has moved.
     """
     config, folder = run_folder.reopen(run, overrides or [])
-    dataset = Dataset.open(config.data.path)
+    dataset = run_folder.data_of(config, run)
     with single_rank():
         comm = Comm()
         store = CheckpointStore(run_folder.checkpoints(config, folder), comm)

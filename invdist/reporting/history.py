@@ -127,7 +127,8 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        # After the last whole line: what a killed writer left of another is removed by the next.
+        self._offset = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
     def new(self) -> list[Event]:
         """The events written since the last call; a line still being written waits for the next."""

@@ -48,7 +48,7 @@ def open_run(run: str | Path, overrides: list[str] | None = None) -> OpenedRun:
     in float32 whatever `training.precision` was.
     """
     config, folder = run_folder.reopen(run, overrides or [])
-    dataset = Dataset.open(config.data.path)
+    dataset = run_folder.data_of(config, run)
     checkpoint = best_checkpoint(CheckpointStore(run_folder.checkpoints(config, folder), None), run, dataset)
     ids = (RawIds("user", dataset.raw_ids("users")), RawIds("item", dataset.raw_ids("items")))
     return OpenedRun(folder, config, dataset, checkpoint, freeze(config, dataset, checkpoint), *ids)

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from invdist.reporting.figures import DIRECTIONS, PALETTE
-from invdist.reporting.tables import metric_title
-from invdist.studying.results import METRICS, Row
+from invdist.reporting.tables import METRICS, metric_title
+from invdist.studying.results import Row
 from invdist.studying.spec import FLOOR
 
 

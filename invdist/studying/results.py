@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from invdist.reporting.history import History
+from invdist.reporting.tables import METRICS
 from invdist.studying.space import Case, Point
 from invdist.studying.statistics import Spread, spread
 from invdist.studying.trial import FAILED, FINISHED, STOPPED, TESTING, TUNING, Result, Trial
-
-METRICS = ("auc", "gauc", "ndcg", "mrr")
 
 
 def select(trials: Sequence[Trial]) -> Trial | None:
@@ -105,7 +104,9 @@ def write_parquet(path: Path, trials: Sequence[Trial], root: Path) -> None:
     if records:
         columns = dict.fromkeys(key for record in records for key in record)
         table = pa.table({key: pa.array([record.get(key) for record in records]) for key in columns})
-        pq.write_table(table, path)
+        partial = path.with_name(f".{path.name}.partial")
+        pq.write_table(table, partial)
+        partial.replace(path)
 
 
 def _record(trial: Trial, result: Result, root: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from invdist.studying import figures, results, sources, tables
 from invdist.studying.results import Row
 from invdist.studying.space import Case, Point, cases, identity, resolve
 from invdist.studying.spec import Study, Table
-from invdist.studying.trial import FAILED, STOPPED, TESTING, TUNING, Trial
+from invdist.studying.trial import FAILED, TESTING, TUNING, Trial, forget_weights
 
 Say = Callable[[str], None]
 
@@ -156,6 +156,7 @@ class Work:
                 shutil.rmtree(trial.folder)
         waiting = [trial for trial in trials if trial.result is None]
         done = [trial for trial in trials if trial.result is not None]
+        self._forget_weights(done)  # an interrupted study may not have come to it
         if not waiting:
             return
         kept = f", {len(done)} done before" if done else ""
@@ -174,10 +175,13 @@ class Work:
             earlier=done,
             on_end=lambda trial: self._tell(trial, len(waiting)),
         )
-        for trial in waiting:
-            stopped = trial.result is not None and trial.result.status == STOPPED
-            if stopped and not study.keep_tuning_checkpoints:
-                shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
+        self._forget_weights(waiting)
+
+    def _forget_weights(self, trials: Sequence[Trial]) -> None:
+        if not self.study.keep_tuning_checkpoints:
+            for trial in trials:
+                if trial.role == TUNING:
+                    forget_weights(trial.folder)
 
     def _tell(self, trial: Trial, of: int) -> None:
         """One line per trial that ended, with how long the rest may take."""
@@ -198,11 +202,13 @@ class Work:
 
 def rewrite(study: Study, *, command: str = "", say: Say = say_on_screen) -> Path:
     """Writes the results again from what the trial folders hold, without running anything; gives their file."""
-    work = Work(study, check(study, resume=True), say)
+    planned = check(study, resume=True)
+    if not study.path.exists():
+        raise UserError(f"{study.path} is not there: nothing of the study was run")
+    work = Work(study, planned, say)
     work.open_data()
     for table in study.tables:
         work.name_tests(table)
-    study.path.mkdir(parents=True, exist_ok=True)
     return report(work, command)
 
 

@@ -13,6 +13,7 @@ from invdist.data.dataset import Dataset
 from invdist.data.kinds import KINDS
 from invdist.data.pipeline import RULES, prepare
 from invdist.errors import UserError
+from invdist.files import absolute
 from invdist.settings import build
 from invdist.studying.spec import Recipe, Source, Table
 
@@ -31,8 +32,7 @@ def check(table: Table) -> Dataset | None:
 def open_source(source: Source, table: str, cache: Path, say: Callable[[str], None] = print) -> Dataset:
     """The data set of a table, its recipe carried out first if that was not done before."""
     if source.path is not None:
-        path = source.path if "://" in source.path else str(Path(source.path).absolute())
-        return Dataset.open(path, verify="full")
+        return Dataset.open(absolute(source.path), verify="full")
     recipe = source.prepare
     assert recipe is not None
     options, inputs = _options(recipe, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -21,6 +22,7 @@ from invdist.studying.spec import FLOOR, Study, Table
 Point = dict[str, Any]
 """Values by dotted key."""
 
+_SECTIONS = {field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.default_factory)}
 _LOOKED_AT = 4096
 """Points of a large space that are tried for one that fits the data."""
 
@@ -37,6 +39,9 @@ class Case:
     """The settings to choose from, at most `trials` of them."""
     left_out: tuple[str, ...] = field(default=(), compare=False)
     """Why others were left out: what does not fit the data, each reason once."""
+
+    def __hash__(self) -> int:
+        return hash((self.table, self.name))  # values of a variant may be lists
 
     @property
     def name(self) -> str:
@@ -87,9 +92,13 @@ def _with_points(study: Study, table: Table, case: Case, dataset: Dataset | None
     for point in _each_value(choices):
         resolve(study, table, case, point, 0, path="data")  # every value, drawn or not
     reasons: dict[str, None] = {}
+    met: set[str] = set()
 
     def fits(point: Point) -> bool:
         config = resolve(study, table, case, point, 0, path="data")
+        if (text := configs.dump(config)) in met:
+            return False  # 1 and 1.0 are one setting
+        met.add(text)
         problems = misfits(config, dataset) if dataset is not None else []
         reasons.update(dict.fromkeys(map(str, problems)))
         return not problems
@@ -134,7 +143,9 @@ def draw(
 def _start(choices: Mapping[str, list[Any]], settings: Point, where: str) -> Point:
     """A point with the given values, the first choice for all others."""
     for key, value in settings.items():
-        if value not in choices.get(key, [value]):
+        if key not in choices:
+            raise UserError(f"start, {where}: {key} has no choices there; expected one of {', '.join(choices)}")
+        if value not in choices[key]:
             raise UserError(f"start, {where}: {key}={value} is not among its choices {choices[key]}")
     return {key: settings.get(key, values[0]) for key, values in choices.items()}
 
@@ -163,13 +174,17 @@ def resolve(
     for key, value in point.items():
         _set(mapping, key, value)
     _lay_over(mapping, {"method": case.strategy, "model": case.model, "seed": seed, "data": {"path": path}})
-    ray = mapping.setdefault("ray", {})
+    ray, training = (mapping.setdefault(section, {}) for section in ("ray", "training"))
     if case.strategy == FLOOR or ray.setdefault("workers", 1) == 1:
         # One rank reads by itself; and to count means, more are not worth their start.
         ray["workers"], mapping["data"]["readers"] = 1, 0
         ray.pop("min_workers", None)
-    mapping.setdefault("training", {})["test"] = test
-    return configs.from_mapping(mapping, source=f"study {study.name}, table {table.name}, {case.label}")
+    training["test"] = test
+    source = f"study {study.name}, table {table.name}, {case.label}"
+    config = configs.from_mapping(mapping, source=source)
+    if config.checkpoint.path is not None:
+        raise UserError(f"{source}: checkpoint.path: trials keep their checkpoints in the study's folder; leave it out")
+    return config
 
 
 def identity(config: Config, fingerprint: str) -> str:
@@ -187,7 +202,7 @@ def _lay_over(mapping: dict[str, Any], over: Mapping[str, Any]) -> None:
         elif isinstance(value, Mapping):
             mapping[key] = {}
             _lay_over(mapping[key], value)
-        else:
+        elif value is not None or key not in _SECTIONS:  # a section all of whose keys are commented out says nothing
             mapping[key] = value
 
 

@@ -175,6 +175,14 @@ class Study:
             yield "tuning_seed", f"{self.tuning_seed} is also one of seeds; settings are selected on another seed"
         if not self.name or self.name in (".", "..") or set(self.name) & set("/\\"):
             yield "name", f"{self.name!r} names no folder: expected a name without slashes"
+        lists = [("strategies", self.strategies), ("models", self.models)]
+        for table in self.tables:
+            for key, values in (("strategies", table.strategies), ("models", table.models)):
+                lists += [(f"tables: {table.name}: {key}", values)] if values is not None else []
+        lists += [(f"compare.{key}", values) for key, values in self.compare.items()]
+        for key, values in lists:
+            if not values or any(value in values[:place] for place, value in enumerate(values)):
+                yield key, f"{values}: expected at least one, none twice"
         if FLOOR in self.strategies and len(self.strategies) == 1:
             yield "strategies", f"expected something to hold against {FLOOR}"
 

@@ -16,7 +16,6 @@ class Spread:
 
     mean: float
     deviation: float | None
-    count: int
 
     def __str__(self) -> str:
         if self.deviation is None:
@@ -28,7 +27,7 @@ def spread(values: Sequence[float]) -> Spread | None:
     """The spread of values over seeds; None without values."""
     if not values:
         return None
-    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)

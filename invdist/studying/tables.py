@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from invdist.reporting.tables import metric_title
-from invdist.studying.results import METRICS, Row
+from invdist.reporting.tables import METRICS, metric_title
+from invdist.studying.results import Row
 from invdist.studying.spec import FLOOR, Study, Table
 from invdist.studying.statistics import paired
 
@@ -100,9 +100,12 @@ def ahead(where: str, rows: Sequence[Row], metric: str, k: int) -> str | None:
     if len(ranked) < 2:
         return None
     (first, best), (second, following) = ranked[:2]
-    test = paired(best.by_seed(metric), following.by_seed(metric))
+    values = best.by_seed(metric), following.by_seed(metric)
+    test = paired(*values)
     sure = ""
-    if test is not None and test.p is not None:
+    if values[0].keys() != values[1].keys():
+        sure = " (not tested: they have not the same seeds)"
+    elif test is not None and test.p is not None:
         verdict = "significant" if test.p < 0.05 else "not significant"
         sure = f", paired t-test over {test.seeds} seeds p = {test.p:.2g} ({verdict} at 0.05)"
     return (

@@ -39,11 +39,6 @@ class Trial:
     folder: Path
 
     @property
-    def name(self) -> str:
-        """For progress lines."""
-        return f"{self.case.table} {self.case.name} {self.folder.name}"
-
-    @property
     def result(self) -> Result | None:
         """How it ended, None if it has not."""
         return Result.read(self.folder)
@@ -153,10 +148,15 @@ def run_on_group(text: str, folder: Path, keep_checkpoints: bool) -> None:
 
 
 def _end(result: Result, folder: Path, keep_checkpoints: bool) -> None:
-    if not keep_checkpoints:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     if Result.read(folder) is None:
         result.write(folder)
+    if not keep_checkpoints:
+        forget_weights(folder)
+
+
+def forget_weights(folder: Path) -> None:
+    """Removes the checkpoints of a trial that has its result."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def failure(folder: Path, error: BaseException) -> Result:

@@ -25,6 +25,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 from invdist import config as configs
 from invdist.engine.ray_backend import cluster_uses_cuda
 from invdist.engine.run_folder import STOP_FILE
+from invdist.errors import UserError
 from invdist.reporting.history import METRICS_FILE, Tail
 from invdist.studying import trial as trials_module
 from invdist.studying.spec import Stopping
@@ -59,6 +60,13 @@ def run_trials(
     if not trials:
         return
     by_folder = {str(trial.folder): trial for trial in trials}
+    ended: list[Trial] = []
+
+    def end(trial: Trial) -> None:
+        ended.append(trial)
+        if trial.result is not None:
+            on_end(trial)
+
     settings = [(trial, configs.from_text(trial.config)) for trial in trials]
     payloads = [
         {
@@ -87,7 +95,7 @@ def run_trials(
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name="tune", storage_path=str(scratch), verbose=0, callbacks=[_Watch(by_folder, on_end)]
+            name="tune", storage_path=str(scratch), verbose=0, callbacks=[_Watch(by_folder, end)]
         ),
     )
     # It warns that its own records, which are turned off, cannot be read.
@@ -97,6 +105,12 @@ def run_trials(
     finally:
         # Everything a study needs is in the trials' own folders.
         shutil.rmtree(scratch / "tune", ignore_errors=True)
+    lost = [trial for trial in ended if trial.result is None]
+    if lost:
+        raise UserError(
+            f"{len(lost)} trials ended and left no result, such as {lost[0].folder}: the study's folder must be on a "
+            "disk that every node shares (folder=/mnt/shared/studies)"
+        )
     if any(trial.result is None for trial in trials):
         raise Interrupted
 
@@ -123,18 +137,24 @@ def _train(config: dict[str, Any]) -> None:
     told = epoch_metrics(folder, metric)  # of a trial that continues
     for value in told:
         report(value)
-    if payload["ranks"] == 1:
-        trials_module.run(text, folder, payload["keep"], lambda valid: report(valid[metric]), cuda=payload["cuda"])
-        return
     tail, done = Tail(folder / METRICS_FILE), len(told)
+
+    def report_new() -> None:
+        nonlocal done
+        for event in tail.new():
+            # One whose checkpoint was not whole when the trial was killed is gone through again.
+            if event["event"] == "epoch" and event["epoch"] >= done:
+                done += 1
+                report(event["valid"][metric])
+
+    if payload["ranks"] == 1:
+        trials_module.run(text, folder, payload["keep"], lambda valid: report_new(), cuda=payload["cuda"])
+        return
     group = threading.Thread(target=trials_module.run_on_group, args=(text, folder, payload["keep"]))
     group.start()
     while group.is_alive():
         group.join(_LOOK_S)
-        for event in tail.new():
-            if event["event"] == "epoch" and event["epoch"] >= done:  # a group that was restarted may repeat one
-                done += 1
-                report(event["valid"][metric])
+        report_new()
 
 
 class FairStopping(FIFOScheduler):
@@ -213,6 +233,4 @@ class _Watch(tune.Callback):
         self._end(trial)
 
     def _end(self, trial: Any) -> None:
-        ours = self._by_folder[trial.config["trial"]["folder"]]
-        if ours.result is not None:
-            self._on_end(ours)
+        self._on_end(self._by_folder[trial.config["trial"]["folder"]])

@@ -70,6 +70,14 @@ def test_columns_by_any_name(tmp_path: Path):
         MicroVideo().open([tmp_path / "log.csv"])
 
 
+def test_a_time_that_was_named_must_be_there(tmp_path: Path):
+    (tmp_path / "log.csv").write_text(plays().replace(",time\n", ",ts\n"))
+    assert not MicroVideo().open([tmp_path / "log.csv"]).has_time
+    assert MicroVideo(columns=PlayColumns(time="ts")).open([tmp_path / "log.csv"]).has_time
+    with pytest.raises(UserError, match=r"log.csv: column tss is missing; it has .*ts .*columns.time=NAME"):
+        MicroVideo(columns=PlayColumns(time="tss")).open([tmp_path / "log.csv"])
+
+
 @pytest.mark.parametrize("rule", ["finish_rate", "play_time", "feedback", "feedback+finish_rate"])
 def test_rules_on_a_play_log(tmp_path: Path, rule: str):
     (tmp_path / "log.csv").write_text(plays(2000))
@@ -205,12 +213,19 @@ def test_ml_1m_by_itself_and_zipped(tmp_path: Path):
         archive.writestr("ml-1m/ratings.dat", lines)
     plain = run(Ml1m(), [tmp_path / "ratings.dat"], tmp_path / "plain")
     zipped = run(Ml1m(), [tmp_path / "ml.zip"], tmp_path / "zipped")
+    assert Ml1m().open([tmp_path]).describe() == Ml1m().open([tmp_path / "ratings.dat"]).describe()
     assert plain["fingerprint"] == zipped["fingerprint"]
     assert plain["summary"]["negatives"] == sum(int(line.split("::")[2]) <= 2 for line in lines.splitlines())
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme", "x")
     (tmp_path / "no.zip").write_bytes(b"no zip")
-    for name, message in (("other.zip", "holds no ratings.dat"), ("no.zip", "no.zip cannot be read")):
+    (tmp_path / "folder").mkdir()
+    wrong = {
+        "other.zip": "holds no ratings.dat",
+        "no.zip": "no.zip cannot be read",
+        "folder": "ratings.dat is not there",
+    }
+    for name, message in wrong.items():
         with pytest.raises(UserError, match=message):
             run(Ml1m(), [tmp_path / name], tmp_path / "out")
 

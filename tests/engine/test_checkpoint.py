@@ -63,7 +63,7 @@ def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
 
 def test_newest_and_best_are_kept(tmp_path: Path, strategy: Strategy) -> None:
     store = CheckpointStore(tmp_path, None, keep_last=2, keep_best=1)
-    for step, metric in enumerate([0.5, 0.9, 0.7, float("nan"), None, 0.8]):
+    for step, metric in enumerate([0.5, 0.9, 0.9, float("nan"), None, 0.8]):
         save(store, strategy, step, metric)
     assert steps(store) == [1, 4, 5]
     latest, best = store.latest(), store.best()

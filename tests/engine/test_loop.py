@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from invdist import config as configs
+from invdist import prepare
 from invdist.engine import loop
 from invdist.engine.loop import Trainer
 from invdist.engine.run_folder import STOP_FILE
+from invdist.engine.trained import single_rank
+from invdist.errors import UserError
 from tests.distributed import run_ranks
 
 # 3,600 labeled rows by 97 a step do not divide by 1, 2 or 3 ranks, and the last step has fewer rows than ranks * k.
@@ -159,3 +162,20 @@ def test_divergence_says_where_and_keeps_the_last_checkpoint(tiny_data: Path, tm
     assert "not finite at any candidate" in message
     assert "step-" in message
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_a_metric_that_the_validation_rows_cannot_give_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """One validation row a user, as after leave-one-out: no user has both classes, and GAUC is not defined."""
+    rng = np.random.default_rng(0)
+    rows = [(user, item, int(rng.integers(1, 6))) for user in range(40) for item in rng.permutation(60)[:20]]
+    (tmp_path / "log.csv").write_text("user,item,rating\n" + "".join(f"{u},{i},{r}\n" for u, i, r in rows))
+    for name, at in (("valid", 0), ("test", 1)):
+        held_out = [rows[user * 20 + at] for user in range(40)]
+        (tmp_path / f"{name}.csv").write_text("".join(f"{u},{i},{r}\n" for u, i, r in held_out))
+    given = ["split=given", *(f"{name}_file={tmp_path / name}.csv" for name in ("valid", "test"))]
+    data = str(tmp_path / "data")
+    assert prepare.main(["ratings", "--input", str(tmp_path / "log.csv"), "--output", data, *given]) == 0
+    with single_rank():
+        with pytest.raises(UserError, match=r"training.metric: gauc is not defined .* use training.metric=auc"):
+            _trainer(data, tmp_path / "gauc", method="none", training__metric="gauc").fit()
+        assert _trainer(data, tmp_path / "auc", method="none").fit()["valid"]["auc"] > 0

@@ -55,7 +55,12 @@ def test_a_run_that_does_not_fit_its_data_is_refused_with_every_reason() -> None
         ({}, 5, {"method": "ns", "unlabeled": {"source": "sampled"}}, "all 200 x 5 pairs observed"),
         ({}, 5, {"method": "dns"}, "method: dns cannot do its phase train"),
         ({}, 5, {"method": "ns"}, ""),
-        ({"training_test": 0}, 300, {"method": "ig"}, "no rows in training_test"),
+        (
+            {"training_test": 0},
+            300,
+            {"method": "ig"},
+            "phase phase2: the data set has no rows in training_test",
+        ),
         ({"training_test": 0}, 300, {"method": "none"}, ""),
         ({}, 300, {"method": "ig", "unlabeled": {"rate": 0}}, "unlabeled.rate: 0"),
         ({}, 300, {"method": "srns", "unlabeled": {"rate": 17}}, "srns.memory: 16 candidates"),

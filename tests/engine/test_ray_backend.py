@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from invdist import config as configs
-from invdist import train
+from invdist import evaluate, train
 from invdist.data.dataset import Dataset
 from invdist.engine import ray_backend, run_folder
 from invdist.errors import UserError
@@ -61,6 +62,37 @@ def test_more_workers_than_the_cluster_has_are_refused(tiny_data: Path, tmp_path
     config = _config(tiny_data, tmp_path, ray__workers=64)
     with pytest.raises(UserError, match="need 64 CPUs, the Ray cluster has 4"):
         ray_backend.fit(config, tmp_path)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_gpus_are_asked_for_where_they_are(tiny_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="2 workers need a GPU each, the Ray cluster has 0"):
+        ray_backend.cluster_uses_cuda(_config(tiny_data, tmp_path, ray__device="cuda"))
+    with pytest.raises(UserError, match="1 workers need a GPU each"):
+        ray_backend.cluster_uses_cuda(_config(tiny_data, tmp_path, ray__device="cuda", ray__min_workers=1))
+    assert not ray_backend.cluster_uses_cuda(_config(tiny_data, tmp_path, ray__device="auto"))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_run_goes_on_elsewhere_and_keeps_what_it_was_given(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoints in a folder beside the run, named as seen from here; then the data moves."""
+    monkeypatch.chdir(tmp_path)
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    config = _config(
+        Path("data"), tmp_path, ray__workers=1, data__readers=0, training__epochs=1, checkpoint__path="kept"
+    )
+    assert train.train(config) == 0
+    assert list((tmp_path / "kept" / "run").glob("step-*"))
+    data.rename(tmp_path / "moved")
+    run = str(tmp_path / "run")
+    assert train.main(["--resume", run, "training.epochs=2"]) == 2
+    assert evaluate.main(["--run", run]) == 2
+    assert capsys.readouterr().err.count("if it has moved, add data.path=FOLDER") == 2
+    assert train.main(["--resume", run, "training.epochs=2", "data.path=moved"]) == 0
+    assert len(_events(Path(run), "epoch")) == 2
+    assert evaluate.main(["--run", run]) == 0  # knows the new place by itself
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from invdist.directions import direction_name
+from invdist.engine.events import EventLog
 from invdist.errors import UserError
-from invdist.reporting.history import History, read_events, table
+from invdist.reporting.history import METRICS_FILE, History, Tail, read_events, table
 from tests.reporting.generated import ig_events, write_run
 
 
@@ -106,3 +107,15 @@ def test_multipliers_are_named_by_sign() -> None:
         *["pass"] * 2,
         *["inverse"] * 2,
     ]
+
+
+def test_a_log_is_followed_from_its_last_whole_line(tmp_path: Path) -> None:
+    """What a killed writer left of a line is cut off by the next writer: the follower must not start behind it."""
+    log = tmp_path / METRICS_FILE
+    log.write_text('{"event": "epoch", "epoch": 0}\n{"event": "ep')
+    tail = Tail(log)
+    writer = EventLog(tmp_path, writes=True)
+    writer.write("epoch", epoch=1)
+    writer.close()
+    assert [event["epoch"] for event in tail.new()] == [1]
+    assert tail.new() == []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from invdist.reporting.tables import METRICS
 from invdist.studying import results
 from invdist.studying.space import Case
 from invdist.studying.spec import load
-from invdist.studying.tables import markdown
+from invdist.studying.tables import ahead, markdown
 from invdist.studying.trial import Result, Trial
 from tests.studying.specs import tiny, written
 
@@ -35,27 +36,33 @@ def test_selection_looks_at_validation_and_nothing_else(tmp_path: Path):
     assert results.select([failed]) is None
 
 
+def _row(folder: Path, strategy: str, values: list[float], *extra: Trial) -> results.Row:
+    """A row whose seeds 0, 1, ... have these test metrics."""
+    runs = [
+        _trial(folder, strategy, "seed", seed, Result(status="finished", best=v, test=dict.fromkeys(METRICS, v)))
+        for seed, v in enumerate(values)
+    ]
+    return results.row(Case("feed", strategy, "gmf"), [*runs, *extra], {"optimizer.gamma": 0.01})
+
+
+def test_rows_with_other_seeds_are_not_tested_against_each_other(tmp_path: Path):
+    """Of the seeds that both have, the second is ahead: the means are of different seeds."""
+    rows = [_row(tmp_path, "none", [0.800, 0.800, 0.801]), _row(tmp_path, "ig", [0.810, 0.812, 0.811, 0.600])]
+    said = ahead("On gmf", rows, "auc", 10)
+    assert said is not None
+    assert "0.8003, ahead of ig on gmf 0.7583 by 0.0421 AUC (not tested: they have not the same seeds)" in said
+    rows[1] = _row(tmp_path, "dns", [0.810, 0.812, 0.811])
+    assert "significant at 0.05" in (ahead("On gmf", rows, "auc", 10) or "")
+
+
 def test_the_table_shows_spread_floor_failures_and_who_is_ahead(tmp_path: Path):
     study = load(written(tiny(tmp_path), tmp_path))
 
-    def rows_of(strategy: str, values: list[float], extra: list[Trial]) -> results.Row:
-        runs = [
-            _trial(
-                tmp_path,
-                strategy,
-                "seed",
-                seed,
-                Result(status="finished", best=v, test=dict.fromkeys(results.METRICS, v)),
-            )
-            for seed, v in enumerate(values)
-        ]
-        return results.row(Case("feed", strategy, "gmf"), [*runs, *extra], {"optimizer.gamma": 0.01})
-
     broken = _trial(tmp_path, "none", "tuning", 9, Result(status="failed", reason="out of luck"), gamma=9)
     rows = [
-        rows_of("none", [0.60, 0.62], [broken]),
-        rows_of("ig", [0.70, 0.72], []),
-        rows_of("means", [0.65, 0.65], []),
+        _row(tmp_path, "none", [0.60, 0.62], broken),
+        _row(tmp_path, "ig", [0.70, 0.72]),
+        _row(tmp_path, "means", [0.65, 0.65]),
     ]
     described = {"users": 2, "items": 3, "rows": {"train": 4}, "fingerprint": "f"}
     text = markdown(study, study.tables[0], rows, described, "auc", 10)

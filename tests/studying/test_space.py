@@ -118,6 +118,28 @@ def test_settings_that_the_data_does_not_allow_are_replaced(tmp_path: Path, all_
         running.check(study)
 
 
+def test_a_setting_that_is_written_in_two_ways_is_tried_once(tmp_path: Path):
+    choices = {"optimizer.gamma": [0.001, "1e-3", 0.002], "ig.alpha_ratio": [1, 1.0]}
+    mapping = tiny(tmp_path, strategies=["ig"], trials=6, space=[{"choices": choices}])
+    study = load(written(mapping, tmp_path))
+    ig = cases(study, study.tables[0])[0]
+    configs_of = [resolve(study, study.tables[0], ig, point, 0, path="x") for point in ig.points]
+    assert sorted(config.optimizer.gamma for config in configs_of) == [0.001, 0.002]
+
+
+def test_lists_are_compared_and_an_empty_section_says_nothing(tmp_path: Path):
+    lists = [[-1, 0, 1], [-3, 0, 3]]
+    mapping = tiny(tmp_path, strategies=["ig"], compare={"ig.candidates": lists})
+    mapping["base"] |= {"ray": None, "tower": None}
+    mapping["tables"][0]["base"] = {"training": None}
+    study = load(written(mapping, tmp_path))
+    rows = cases(study, study.tables[0])
+    assert len({rows[0], rows[1], rows[2]}) == 3
+    config = resolve(study, study.tables[0], rows[1], rows[1].points[0], 0, path="x")
+    assert config.strategy.candidates == lists[1]
+    assert config.training.epochs == 3
+
+
 def _space(choices: dict) -> dict:
     return {"space": [{"choices": choices}]}
 
@@ -137,6 +159,11 @@ def _space(choices: dict) -> dict:
         ({"seeds": [0, 0]}, "none twice"),
         ({"trails": 8}, "did you mean trials"),
         ({"start": [{"settings": {"optimizer.gamma": 7}}]}, "not among its choices"),
+        ({"start": [{"strategies": ["ig"], "settings": {"ig.alfa_ratio": 1}}]}, "ig.alfa_ratio has no choices there"),
+        ({"strategies": ["ig", "none", "ig"]}, "none twice"),
+        ({"models": []}, "at least one"),
+        ({"compare": {"ig.alpha_ratio": []}}, "compare.ig.alpha_ratio"),
+        ({"base": {"checkpoint": {"path": "elsewhere"}}}, "checkpoint.path"),
         ({"tables": [{"name": "a", "data": {}}]}, "either a path or"),
         ({"tables": [{"name": "a/b", "data": {"path": "x"}}]}, "without slashes"),
         ({"tables": [{"name": "a", "data": {"path": "no-such-folder"}}]}, "no-such-folder"),

@@ -292,9 +292,9 @@ def _name(folder: Folder) -> str:
 
 
 def _best_first(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Those with a metric, best first, newer before older."""
-    measured = [(info.metric, info.step, info) for info in found if info.metric is not None]
-    return [info for *_, info in sorted(measured, key=lambda entry: entry[:2], reverse=True)]
+    """Those with a metric, best first; of equals the older, which the training loop calls the best epoch."""
+    measured = [(-info.metric, info.step, info) for info in found if info.metric is not None]
+    return [info for *_, info in sorted(measured, key=lambda entry: entry[:2])]
 
 
 def _attempt(action: Callable[[], Any]) -> dict[str, Any]:
