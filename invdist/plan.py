@@ -115,7 +115,9 @@ def _request(args: argparse.Namespace) -> Request:
         collective_s=args.collective_us / 1e6,
         peer_s=args.peer_us / 1e6,
     )
-    batch = args.batch_per_gpu * args.gpus if args.batch_per_gpu else args.batch or 65_536
+    batch = 65_536 if args.batch is None else args.batch
+    if args.batch_per_gpu is not None:
+        batch = args.batch_per_gpu * args.gpus
     names = (
         "users",
         "items",

@@ -125,7 +125,9 @@ def merge(mapping: Mapping[str, Any], overrides: Iterable[str], problems: list[P
             continue
         section = merged
         for step, name in enumerate(path[:-1]):
-            inner = section.setdefault(name, {})
+            if section.get(name) is None:  # not there, or a section all of whose keys are commented out
+                section[name] = {}
+            inner = section[name]
             if not isinstance(inner, dict):
                 message = f"{'.'.join(path[: step + 1])} is a single value and has no keys below it"
                 problems.append(Problem("command line", key, message))
@@ -336,7 +338,10 @@ def _coerce_scalar(kind: Any, value: Any, limits: Range | OneOf | None) -> Any:
 def _number(kind: type, value: Any) -> int | float:
     # YAML 1.1 reads `1e-4` (no dot) as text; a person means the number.
     if isinstance(value, str) and _NUMBER.fullmatch(value):
-        value = float(value) if kind is float or "e" in value.lower() or "." in value else int(value)
+        try:
+            value = float(value) if kind is float or "e" in value.lower() or "." in value else int(value)
+        except ValueError:
+            raise _Wrong from None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _Wrong
     if isinstance(value, int) and abs(value) > _LARGEST_INT:

@@ -154,6 +154,8 @@ def test_the_text_names_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
         (["--users", "0"], "--users must be at least 1"),
         (["--dim", "30"], "multiple of 4"),
         (["--batch", "4"], "over all GPUs"),
+        (["--batch", "0"], "over all GPUs"),
+        (["--batch-per-gpu", "0"], "over all GPUs"),
         (["--model", "mf"], "gmf, neumf"),
         (["--candidates", "1"], "at least 2"),
         (["--sweep", "gpu=1..4"], "NAME one of gpus"),

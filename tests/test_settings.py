@@ -78,6 +78,10 @@ def test_override_null_empties_an_optional_text_field() -> None:
     assert build(Outer, {"path": "x", "name": "n"}, ["name=null"]).name is None
 
 
+def test_a_section_whose_keys_are_all_commented_out_takes_overrides() -> None:
+    assert build(Outer, {"path": "x", "inner": None}, ["inner.rate=3"]).inner == Inner(rate=3.0)
+
+
 def test_override_replaces_a_section_given_as_a_mapping() -> None:
     assert build(Outer, {"path": "x"}, ["inner={rate: 3, steps: [7]}"]).inner == Inner(rate=3.0, steps=[7])
 
@@ -113,6 +117,7 @@ def test_check_across_fields_names_the_field() -> None:
     [
         ("count=0", "a whole number at least 1"),
         ("count=true", "a whole number"),
+        ("count=1_e5", "a whole number"),
         ("count=99999999999999999999", "a whole number"),
         ("share=nan", "a number above 0"),
         ("share=.inf", "a number above 0"),

@@ -86,8 +86,14 @@ class Dataset:
 
     def raw_ids(self, entity: Literal["users", "items"]) -> pa.Array:
         """The raw ids of users or items, in the order of their indices."""
-        with self.parquet(self.manifest["files"][entity]["file"]) as file:
-            return file.read(columns=["raw"])["raw"].combine_chunks()
+        name = self.manifest["files"][entity]["file"]
+        with self.parquet(name) as file:
+            if "raw" not in file.schema_arrow.names:
+                raise UserError(f"{self.path}/{name}: column raw is missing")
+            raw = file.read(columns=["raw"])["raw"].combine_chunks()
+        if raw.type not in (pa.int64(), pa.string()) or raw.null_count:
+            raise UserError(f"{self.path}/{name}: raw ids are {raw.type}; expected whole numbers or text, none missing")
+        return raw
 
     def true_preference(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
         """The true preference (float32, 0 to 1) of any pairs of a synthetic data set."""

@@ -28,7 +28,7 @@ from invdist.data.splitting import TEST, TRAIN, VALID, Shares, by_time
 from invdist.data.writer import DatasetWriter, new_dataset
 from invdist.errors import UserError
 
-RULES = 3
+RULES = 4
 """Raised when a log would be prepared into other rows, or into the same in another order, than by the rules before:
 figures of before are then not those of the same command now, and what is kept of a recipe is made again."""
 
@@ -290,7 +290,9 @@ class _Preparation:
         if self._time_cuts is not None:
             return by_time(labeled["time"], *self._time_cuts)
         if self.given is not None:
-            return self.given.split(labeled["user"].astype(np.uint64) * np.uint64(self.items) + labeled["item"])
+            return self.given.split(
+                labeled["user"].astype(np.uint64) * np.uint64(self.items) + labeled["item"].astype(np.uint64)
+            )
         return shares.cut(len(labeled))
 
     def _add_labeled(self, split: str, rows: np.ndarray) -> None:

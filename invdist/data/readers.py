@@ -93,10 +93,14 @@ class FileLog:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows of all files in turn."""
+        times: dict[str, Path] = {}
         for file in self.files:
             with _user_errors(file):
                 for batch in self._read(file):
-                    yield canonical(batch.rename_columns(list(self.columns)), file)
+                    batch = batch.rename_columns(list(self.columns))
+                    if self.has_time:
+                        _note_time(times, batch["time"].type, file)
+                    yield canonical(batch, file)
 
     def _read(self, file: Path) -> Iterator[pa.RecordBatch]:
         types = {self.columns[name]: pa.float64() for name in _MEASURED if name in self.columns}
@@ -238,13 +242,26 @@ def _times(column: pa.Array, file: Path) -> pa.Array:
     kind = column.type
     if pa.types.is_floating(kind):
         return column.cast(pa.int64(), safe=False)
-    if pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
+    if pa.types.is_integer(kind) or pa.types.is_null(kind):
         return column.cast(pa.int64())
-    if pa.types.is_date32(kind):
-        return column.cast(pa.int32()).cast(pa.int64())
-    if pa.types.is_null(kind):
-        return column.cast(pa.int64())
+    if _is_calendar(kind):
+        # Files of one log may hold seconds, days or nanoseconds, as pyarrow guessed or their writers liked.
+        unit = pa.timestamp("us", kind.tz if pa.types.is_timestamp(kind) else None)
+        return column.cast(unit, safe=False).cast(pa.int64())
     raise UserError(f"{file}: time is {kind}; expected whole numbers or timestamps")
+
+
+def _is_calendar(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _note_time(times: dict[str, Path], kind: pa.DataType, file: Path) -> None:
+    """Notes what a file's times are; those of one log must be comparable."""
+    if not pa.types.is_null(kind):
+        times.setdefault("timestamps" if _is_calendar(kind) else "numbers", file)
+    if len(times) > 1:
+        (one, here), (other, there) = times.items()
+        raise UserError(f"time is {one} in {here} and {other} in {there}; expected the same in all files")
 
 
 def _delimiter(file: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 BUCKETS = 128
-"""With 36 bytes a row, a log of a billion rows needs 280 MB for the bucket at hand."""
+"""With 36 bytes a row, the bucket at hand of a billion rows has 280 MB; sorting it takes about three times that more."""
 
 _CHUNK = 1 << 20
 

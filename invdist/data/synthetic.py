@@ -158,8 +158,8 @@ class SyntheticLog:
     def __init__(self, name: str, scale: Scale, seed: int) -> None:
         if scale.labeled_rows < scale.users:
             raise UserError(f"labeled_rows={scale.labeled_rows}: expected at least one per user ({scale.users})")
-        if scale.labeled_rows > _MOST_SEEN * scale.users * scale.items:
-            most = int(_MOST_SEEN * scale.users * scale.items)
+        most = scale.users * _most_seen(scale)
+        if scale.labeled_rows > most:
             raise UserError(f"labeled_rows={scale.labeled_rows}: expected at most a quarter of all pairs ({most})")
         self.name, self.scale, self.seed = name, scale, seed
         self.world = World(scale, seed)
@@ -248,9 +248,14 @@ def _power_law(size: int, exponent: float) -> np.ndarray:
     return weight / weight.sum()
 
 
+def _most_seen(scale: Scale) -> int:
+    """Clear exposures that one user may have."""
+    return max(int(_MOST_SEEN * scale.items), 1)
+
+
 def _quotas(rng: np.random.Generator, scale: Scale) -> np.ndarray:
     """Clear exposures of each user (int64): a power law of activity, capped, that sums to `labeled_rows`."""
-    cap = max(int(_MOST_SEEN * scale.items), 1)
+    cap = _most_seen(scale)
     weight = rng.permutation(_power_law(scale.users, 0.5))
     quota = np.ones(scale.users, np.int64)
     while (left := scale.labeled_rows - int(quota.sum())) > 0:

@@ -24,7 +24,7 @@ def verify_manifest(manifest: dict[str, Any], where: str) -> None:
     for name in _COUNTS:
         if not (isinstance(manifest.get(name), int) and manifest[name] > 0):
             raise UserError(f"{where}: {name} is {manifest.get(name)!r}; expected a number above 0")
-    for name in ("rows", "shards", "files", "summary", "counts", "labeling", "cut"):
+    for name in ("rows", "shards", "files", "summary", "counts", "labeling", "cut", "classes"):
         if not isinstance(manifest.get(name), dict):
             raise UserError(f"{where}: {name} is missing")
     for folder in (*SPLITS, "truth"):
@@ -37,6 +37,10 @@ def verify_manifest(manifest: dict[str, Any], where: str) -> None:
             raise UserError(f"{where}: the shards of {folder} hold {rows} rows, but rows.{folder} says {expected}")
         if folder != "truth":  # where nothing is known, shards of equal size are equal
             _check_no_copies(shards, where)
+    for split in ("train", "training_test"):
+        found = manifest["classes"].get(split)
+        if not isinstance(found, dict) or not all(isinstance(found.get(k), int) for k in ("positives", "negatives")):
+            raise UserError(f"{where}: classes.{split}: expected positives and negatives")
     unclear, truth = manifest["shards"]["unclear"], manifest["shards"]["truth"]
     if [entry["rows"] for entry in unclear] != [entry["rows"] for entry in truth]:
         raise UserError(f"{where}: shards of truth are not aligned with those of unclear")
@@ -146,6 +150,8 @@ def _check_content(
     if row_group_rows and any(rows != row_group_rows for rows in groups[:-1]):
         raise UserError(f"{where}: row groups of {groups[:3]}... rows; expected {row_group_rows} in each but the last")
     for name in schema.names:
+        if table[name].null_count:
+            raise UserError(f"{where}: {table[name].null_count} rows have no {name}")
         values = table[name].to_numpy()
         if name == "truth":
             wrong = np.flatnonzero((values < 0) | (values > 1))

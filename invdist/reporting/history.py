@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from invdist.errors import UserError
+from invdist.plain_yaml import read_yaml
 
 Event = dict[str, Any]
 
@@ -56,8 +55,8 @@ class History:
         return cls(
             path=path,
             events=events,
-            config=_read_mapping(path / "config.yaml", yaml.safe_load, yaml.YAMLError),
-            dataset=_read_mapping(path / "dataset.json", json.loads, json.JSONDecodeError),
+            config=read_yaml(path / "config.yaml") if (path / "config.yaml").is_file() else {},
+            dataset=_read_json(path / "dataset.json"),
             name=path.resolve().name,
         )
 
@@ -193,12 +192,12 @@ def _problem(event: object) -> str | None:
     return None
 
 
-def _read_mapping(path: Path, parse: Any, error_type: type[Exception]) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = parse(path.read_text(encoding="utf-8"))
-    except (error_type, UnicodeDecodeError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be parsed ({error})") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold a mapping of names to values")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -131,7 +132,10 @@ def _result_cell(name: str, value: object, measured: Sequence[Mapping[str, Any]]
 
 
 def _curves(runs: Sequence[History], figures: Figures) -> str:
-    loss_note = _thinned(max(len(run.steps) for run in runs), "logged steps")
+    lines = [Counter(step.get("phase") for step in run.steps) for run in runs]
+    loss_note = _thinned(
+        max((steps for line in lines for steps in line.values()), default=0), "logged steps of a phase"
+    )
     legend_note = "Click a name in the legend to show or hide it."
     shown = [
         _figure("loss", "Training loss", draw.loss_curve(runs), loss_note, figures),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from invdist.data.dataset import Dataset
@@ -119,15 +118,21 @@ def _truth_auc(source: UnclearPairs, folder: Folder) -> float | None:
 
     Every row of a prepared data set is known, so annotations stand in the order of its shards.
     """
-    truth = [batch["truth"].to_numpy() for batch in source.dataset.scan("truth", ["truth"])]
-    truth = np.concatenate(truth) if truth else np.empty(0, np.float32)
-    known = ~np.isnan(truth)
-    positive = truth[known] >= 0.5
+    dataset = source.dataset
+    shards = zip(dataset.shards("unclear"), dataset.shards("truth"), strict=True)
+    truth_of = {unclear["file"]: truth["file"] for unclear, truth in shards}  # row by row beside each other
+    positives: list[np.ndarray] = []
+    scores: list[np.ndarray] = []
+    for part in source.parts:
+        with dataset.parquet(truth_of[part.file]) as file:
+            truth = file.read_row_groups(part.row_groups, ["truth"])["truth"].to_numpy()
+        known = ~np.isnan(truth)
+        if known.any():
+            with folder.open(f"{part.name}.parquet") as file:
+                scores.append(pq.read_table(file, columns=["score"])["score"].to_numpy()[known])
+            positives.append(truth[known] >= 0.5)
+    positive = np.concatenate(positives) if positives else np.empty(0, bool)
     if positive.all() or not positive.any():
         return None
-    tables: list[pa.Table] = []
-    for part in source.parts:
-        with folder.open(f"{part.name}.parquet") as file:
-            tables.append(pq.read_table(file, columns=["score"]))
-    score = pa.concat_tables(tables)["score"].to_numpy()[known]
+    score = np.concatenate(scores)
     return float(auc(ScoredRows.checked(np.zeros(len(score), int), positive.astype(int), score, k=1)))

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from invdist.files import Folder
+from invdist.errors import UserError
+from invdist.files import Folder, why
 from invdist.learning.losses import annotate
 from invdist.serving.output import complete_file
 from invdist.serving.pairs import Pairs, Part, Source
@@ -70,17 +71,24 @@ class PartAnnotator:
 
     def annotate(self, part: Part) -> Counter[str]:
         """The counts of a part, now written."""
-        scorer, counts = self.annotator.scorer, Counter[str]()
+        counts = Counter[str]()
+        try:
+            self._write(part, counts)
+        except OSError as error:
+            raise UserError(f"cannot write {self.folder}/{part.name}.parquet: {why(error)}") from error
+        return counts
+
+    def _write(self, part: Part, counts: Counter[str]) -> None:
+        scorer = self.annotator.scorer
         with complete_file(self.folder, f"{part.name}.parquet") as file:
             with pq.ParquetWriter(file, self.annotator.schema(), compression="zstd") as writer:
                 for pairs in self.source.read(part, scorer.users, scorer.items):
                     table = self.annotator.table(pairs)
                     writer.write_table(table)
-                    counts += pairs.counts
+                    counts.update(pairs.counts)
                     counts["annotated"] += len(table)
                     counts["positive"] += int(np.count_nonzero(table["label"].to_numpy()))
                 writer.add_key_value_metadata({COUNTS_KEY: json.dumps(counts).encode()})
-        return counts
 
 
 def noted_counts(folder: Folder, part: Part) -> Counter[str] | None:

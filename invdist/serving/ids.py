@@ -13,7 +13,8 @@ pc: Any = pyarrow.compute  # most of its functions are made when it is imported,
 UNKNOWN = -1
 """The index of an id that the data set does not have."""
 
-_WHOLE_NUMBER = r"^\s*[+-]?\d{1,18}\s*$"
+_WHOLE_NUMBER = r"^\s*[+-]?\d{1,19}\s*$"
+_LARGEST = 2**63 - 1
 
 
 class RawIds:
@@ -37,7 +38,8 @@ class RawIds:
         if pa.types.is_integer(wanted) and pa.types.is_string(given.type):
             fits = pc.match_substring_regex(given, _WHOLE_NUMBER)
             trimmed = pc.utf8_trim_whitespace(pc.if_else(fits, given, None))
-            return pc.utf8_ltrim(trimmed, "+").cast(wanted)
+            number = pc.utf8_ltrim(trimmed, "+").cast(pa.decimal128(20))  # 19 digits may be more than an int64 holds
+            return pc.if_else(pc.less_equal(pc.abs(number), pa.scalar(_LARGEST)), number, None).cast(wanted)
         return given.cast(wanted)
 
     def indices(self, ids: pa.Array) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,11 +56,6 @@ class Output:
                 self.folder.make()
                 self.write(_JOB, json.dumps(self.job, indent=1).encode())
 
-    def finished(self) -> dict[str, int]:
-        """Sizes of the files that are complete, by name."""
-        files = self.folder.files()
-        return {name: size for name, size in files.items() if name != _JOB and not name.endswith(_UNFINISHED)}
-
     @contextmanager
     def create(self, name: str) -> Iterator[pa.NativeFile]:
         """A file to write, which has its name only after the block ended well."""
@@ -74,6 +70,9 @@ class Output:
     def finish(self, manifest: dict[str, Any]) -> None:
         """Writes the manifest and gives the folder its name."""
         with self._disk():
+            for name in self.folder.files():
+                if name.endswith(_UNFINISHED):  # of a writer that was killed
+                    self.folder.filesystem.delete_file(f"{self.folder.path}/{name}")
             self.write(self._manifest, (json.dumps({**self.job, **manifest}, indent=1) + "\n").encode())
             if self.folder.local:
                 check_free(self.where, self._manifest)
@@ -119,6 +118,8 @@ def complete_file(folder: Folder, name: str) -> Iterator[pa.NativeFile]:
         with folder.create(name) as file:
             yield file
         return
-    with folder.create(name + _UNFINISHED) as file:
+    # A name of its own: the worker of a driver that was killed may still write the same file.
+    unfinished = f"{name}.{uuid.uuid4().hex[:12]}{_UNFINISHED}"
+    with folder.create(unfinished) as file:
         yield file
-    os.replace(f"{folder.path}/{name}{_UNFINISHED}", f"{folder.path}/{name}")
+    os.replace(f"{folder.path}/{unfinished}", f"{folder.path}/{name}")

@@ -6,6 +6,7 @@ parts of an input depend on its files and on `part_rows` alone, so that an inter
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Part:
     name: str
     """`part-00000`, as the output's file will be called."""
     file: str
+    """An absolute path, or a file of the data set: workers may be at home elsewhere."""
     row_groups: tuple[int, ...] | None = None
 
 
@@ -81,12 +83,12 @@ class FilePairs:
             _check_columns(file, self.columns)
             groups = _packed(_group_rows(file), part_rows) if file.suffix == ".parquet" else [None]
             pieces += [(file, group) for group in groups]
-        self.parts = [Part(f"part-{n:05d}", str(file), groups) for n, (file, groups) in enumerate(pieces)]
+        self.parts = [Part(f"part-{n:05d}", str(file.absolute()), groups) for n, (file, groups) in enumerate(pieces)]
 
     def identity(self) -> list[Any]:
         """Names, sizes and times of the files, and their columns."""
         stats = [(file.name, file.stat()) for file in self.files]
-        return [self.columns, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats), len(self.parts)]
+        return [self.columns, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats), _cut(self.parts)]
 
     def read(self, part: Part, users: RawIds, items: RawIds) -> Iterator[Pairs]:
         """The pairs of a part, those with unreadable ids left out."""
@@ -112,7 +114,7 @@ class UnclearPairs:
 
     def identity(self) -> list[Any]:
         """The content of the data set."""
-        return [self.dataset.fingerprint, len(self.parts)]
+        return [self.dataset.fingerprint, _cut(self.parts)]
 
     def read(self, part: Part, users: RawIds, items: RawIds) -> Iterator[Pairs]:
         """The pairs of a part; all are known."""
@@ -120,6 +122,11 @@ class UnclearPairs:
             for batch in file.iter_batches(_BATCH_ROWS, part.row_groups, columns=["user", "item"]):
                 user, item = (batch[name].to_numpy().astype(np.int64) for name in ("user", "item"))
                 yield Pairs(user, item, users.take(user), items.take(item), Counter(rows=len(user)))
+
+
+def _cut(parts: Sequence[Part]) -> str:
+    """Tells one division of an input into parts from another."""
+    return hashlib.sha256(repr([part.row_groups for part in parts]).encode()).hexdigest()[:16]
 
 
 def match(user: pa.Array, item: pa.Array, users: RawIds, items: RawIds) -> Pairs:

@@ -85,6 +85,12 @@ def break_label(path: Path) -> None:
     replace_column(file, "label", pa.array(np.full(300, -1, np.int8)))
 
 
+def no_user(path: Path) -> None:
+    file = path / "train" / "part-00000.parquet"
+    users = pq.read_table(file)["user"].to_pylist()
+    replace_column(file, "user", pa.array([None, *users[1:]], pa.int32()))
+
+
 def break_truth(path: Path) -> None:
     file = path / "truth" / "part-00000.parquet"
     replace_column(file, "truth", pa.array(np.full(300, 1.5, np.float32)))
@@ -134,6 +140,8 @@ def list_copy(path: Path) -> None:
 BROKEN = {
     "out of range": (break_range, r"train/part-00001.parquet: row 17: item is 300; expected 0 to 299"),
     "label": (break_label, r"valid/part-00000.parquet: row 0: label is -1; expected 0 to 1"),
+    "null": (no_user, r"train/part-00000.parquet: 1 rows have no user"),
+    "classes": (lambda path: rewrite(path, lambda m: m["classes"].pop("train")), r"classes.train: expected positives"),
     "truth": (break_truth, r"truth/part-00000.parquet: row 0: truth is 1.5"),
     "type": (break_type, r"test/part-00000.parquet: column user is string; expected int32"),
     "column": (drop_column, r"test/part-00000.parquet: column label is missing; it has user, item"),
@@ -161,6 +169,21 @@ def test_a_broken_data_set_is_refused_and_the_place_named(copy: Path, name: str)
     change(copy)
     with pytest.raises(UserError, match=message):
         Dataset.open(str(copy))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"index": [0, 1]}), "column raw is missing"),
+        (pa.table({"raw": [0.5, 1.5]}), "raw ids are double"),
+        (pa.table({"raw": pa.array([1, None])}), "none missing"),
+    ],
+)
+def test_ids_that_are_none_are_refused_where_they_are_read(copy: Path, table: pa.Table, message: str):
+    dataset = Dataset.open(str(copy))
+    pq.write_table(table, copy / "users.parquet")
+    with pytest.raises(UserError, match=message):
+        dataset.raw_ids("users")
 
 
 @pytest.mark.parametrize("name", ["truncated", "missing shard", "stray shard", "version", "edited", "no manifest"])

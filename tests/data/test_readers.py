@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -191,8 +192,22 @@ def test_files_that_do_not_fit_together(tmp_path: Path):
         run(MicroVideo(), files, tmp_path / "out")
     with pytest.raises(UserError, match=r"a.parquet: column time is missing here, but other files have it"):
         MicroVideo().open([tmp_path / "a.parquet", tmp_path / "c.parquet"])
+    pq.write_table(pa.table({"user": [1], "item": [1], **pair, "time": [datetime(2024, 1, 1)]}), tmp_path / "d.parquet")
+    with pytest.raises(UserError, match=r"time is numbers in .*c.parquet and timestamps in .*d.parquet"):
+        run(MicroVideo(), [tmp_path / "c.parquet", tmp_path / "d.parquet"], tmp_path / "out")
     with pytest.raises(UserError, match=r"a.parquet is given twice"):
         MicroVideo().open([tmp_path / "a.parquet", tmp_path / "a.parquet"])
+
+
+def test_times_of_any_unit_are_in_order(tmp_path: Path):
+    """pyarrow takes whole seconds, fractions and days for three types, whose numbers cannot be compared."""
+    times = {"a": "2024-01-01 10:00:00", "b": "2024-01-02 10:00:00.5", "c": "2024-01-03"}
+    for name, time in times.items():
+        (tmp_path / f"{name}.csv").write_text(f"user,item,play_time,duration,time\nu,v,1,2,{time}\n")
+    log = MicroVideo().open([tmp_path / f"{name}.csv" for name in "cab"])
+    read = [batch["time"][0].as_py() for batch in log.batches()]
+    assert read[1] < read[2] < read[0]
+    assert read[0] - read[1] == (2 * 24 - 10) * 3600 * 10**6
 
 
 def test_a_copied_log_counts_as_duplicates(tmp_path: Path):

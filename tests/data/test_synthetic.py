@@ -92,7 +92,8 @@ def test_truth_of_unclear_rows_can_score_annotations(tiny: Path):
     ("scale", "message"),
     [
         (Scale(users=10, items=10, labeled_rows=9), "at least one per user"),
-        (Scale(users=10, items=10, labeled_rows=26), "at most a quarter of all pairs"),
+        (Scale(users=10, items=12, labeled_rows=31), "at most a quarter of all pairs"),
+        (Scale(users=1000, items=10, labeled_rows=2500), "at most a quarter of all pairs"),
     ],
 )
 def test_impossible_sizes(scale: Scale, message: str):

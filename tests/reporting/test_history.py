@@ -80,10 +80,10 @@ def test_what_is_not_a_run_is_said(tmp_path: Path) -> None:
         History.read(tmp_path)
     run = write_run(tmp_path / "run", ig_events())
     (run / "config.yaml").write_text("a: [")
-    with pytest.raises(UserError, match=r"config\.yaml: cannot be parsed"):
+    with pytest.raises(UserError, match=r"config\.yaml: line 1: not YAML"):
         History.read(run)
     (run / "config.yaml").write_text("- a\n")
-    with pytest.raises(UserError, match=r"config\.yaml: must hold a mapping"):
+    with pytest.raises(UserError, match=r"config\.yaml: expected `key: value` lines"):
         History.read(run)
 
 

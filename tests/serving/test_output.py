@@ -34,13 +34,25 @@ def test_a_file_that_broke_off_is_not_there(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         break_off()
-    assert output.finished() == {}
+    assert "half" not in output.folder.files()
+    output.finish({})
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["manifest.json"]
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    output = Output(tmp_path / "out", JOB)
+    with output.create("part") as first:
+        first.write(b"whole")
+        unfinished = output.create("part")
+        unfinished.__enter__().write(b"to")  # and is killed there
+    with output.folder.open("part") as file:
+        assert file.read() == b"whole"
 
 
 def test_an_interrupted_job_is_continued_or_begun_anew(tmp_path: Path) -> None:
     Output(tmp_path / "out", JOB).write("one", b"1")
-    assert Output(tmp_path / "out", JOB, resume=True).finished() == {"one": 1}
-    assert Output(tmp_path / "out", JOB).finished() == {}
+    assert "one" in Output(tmp_path / "out", JOB, resume=True).folder.files()
+    assert "one" not in Output(tmp_path / "out", JOB).folder.files()
 
 
 def test_another_job_does_not_continue(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ def test_ids_of_any_type_find_their_index() -> None:
     numbers = RawIds("user", pa.array(["7", "08"]))
     assert numbers.indices(numbers.cast(pa.array([7, 8, None]))).tolist() == [0, -1, -1]
     assert USERS.take(np.array([2, 0])).to_pylist() == [30, 10]
+    large = RawIds("item", pa.array([7012345678901234567, 2**63 - 1, -(2**63 - 1)]))
+    texts = pa.array(["7012345678901234567", str(2**63 - 1), str(1 - 2**63), str(2**63), "9" * 19])
+    assert large.indices(large.cast(texts)).tolist() == [0, 1, 2, -1, -1]
 
 
 def test_rows_are_counted_by_what_is_wrong_with_them() -> None:
@@ -74,6 +77,16 @@ def test_parts_of_parquet_are_whole_row_groups_that_cover_the_file(tmp_path: Pat
     assert counts["rows"] == 1000
     large = FilePairs([tmp_path / "p.parquet"], part_rows=10)
     assert all(len(part.row_groups or ()) == 1 for part in large.parts)
+
+
+def test_parts_that_are_cut_elsewhere_are_another_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"user": [10] * 50, "item": ["b"] * 50})
+    pq.write_table(table, tmp_path / "p.parquet", row_group_size=10)
+    monkeypatch.chdir(tmp_path)
+    three, four, again = (FilePairs([Path("p.parquet")], part_rows=rows) for rows in (30, 40, 30))
+    assert len(three.parts) == len(four.parts) == 2
+    assert three.identity() == again.identity() != four.identity()
+    assert {part.file for part in three.parts} == {str(tmp_path / "p.parquet")}  # workers are at home elsewhere
 
 
 def test_unclear_exposures_are_those_of_the_data_set_in_order(tiny_data: Path) -> None:
