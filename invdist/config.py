@@ -166,7 +166,7 @@ class CheckpointConfig:
     """Steps between checkpoints; 0 saves once an epoch."""
     keep_last: Count = 2
     """Newest checkpoints to keep."""
-    keep_best: CountOrZero = 1
+    keep_best: Count = 1
     """Best checkpoints to keep beside them."""
     asynchronous: bool = True
     """Write in the background; a step waits only for the copy in memory."""

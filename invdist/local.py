@@ -19,7 +19,6 @@ from pathlib import Path
 from invdist import private_ray
 from invdist.errors import UserError, exit_on_user_error
 from invdist.install import check_stack
-from invdist.plain_yaml import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 2
@@ -39,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(args: argparse.Namespace) -> int:
+    from invdist.plain_yaml import parse  # --help works before anything is installed
+
     data = ROOT / "data" / args.preset
     overrides = [f"data.path={data}", f"ray.workers={WORKERS}", *args.overrides]
     train = [sys.executable, "-m", "invdist.train", "--config", str(ROOT / "configs" / "local.yaml"), *overrides]
@@ -116,7 +117,7 @@ def _submit(train: list[str], head: private_ray.PrivateRay) -> int:
     job = f"invdist-{secrets.token_hex(4)}"
     ray = [sys.executable, "-c", private_ray.RAY_COMMAND, "job"]
     address = f"--address={head.dashboard}"
-    environment = os.environ | head.environment | {"PYTHONUNBUFFERED": "1"}
+    environment = private_ray.without_another_ray() | head.environment | {"PYTHONUNBUFFERED": "1"}
     submit = [*ray, "submit", address, f"--submission-id={job}", "--log-style=pretty", "--log-color=false"]
     # In a session of its own: Ctrl-C is for this process alone, which stops the run first and follows it to its end.
     follower = subprocess.Popen(

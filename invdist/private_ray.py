@@ -29,6 +29,7 @@ from invdist.errors import UserError
 LOOPBACK = "127.0.0.1"
 RAY_COMMAND = "from ray.scripts.scripts import main; main()"
 """The `ray` command for `python -c`: the console script need not be on PATH."""
+_OF_ANOTHER_RAY = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN")
 _START_SECONDS = 90.0
 _END_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
@@ -81,7 +82,9 @@ def private_ray(cpus: int | None = None, *, dashboard: bool = False, bind: str =
     """
     assert "ray" not in sys.modules, "ray reads its environment at import: start a private Ray before that"
     head = start(cpus, dashboard=dashboard, bind=bind)
-    before = {name: os.environ.get(name) for name in [*head.environment, "RAY_ADDRESS"]}
+    before = {name: os.environ.get(name) for name in [*head.environment, *_OF_ANOTHER_RAY]}
+    for name in _OF_ANOTHER_RAY:
+        os.environ.pop(name, None)
     os.environ.update(head.environment, RAY_ADDRESS=head.address)
     try:
         yield head
@@ -132,9 +135,14 @@ def start(
     variables = variables or new_environment(bind)
     folder = Path(variables["RAY_AUTH_TOKEN_PATH"]).parent
     log = folder / "head.log"
+    try:
+        command = _command(folder, cpus, dashboard, bind)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UserError(f"--bind {bind}: not an address of this machine ({error.strerror or error})") from None
     with log.open("wb") as output:
         process = subprocess.Popen(
-            _command(folder, cpus, dashboard, bind),
+            command,
             env=_environment_of_head() | variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -185,9 +193,13 @@ def _short_folder() -> Path:
     return folder
 
 
+def without_another_ray() -> dict[str, str]:
+    """The environment of this process but for what points at another Ray: a token there would win over ours."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_RAY}
+
+
 def _environment_of_head() -> dict[str, str]:
-    others = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN")
-    kept = {name: value for name, value in os.environ.items() if name not in others}
+    kept = without_another_ray()
     # Workers import this package from where this process did, installed or not.
     package = str(Path(__file__).resolve().parents[1])
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [package, kept.get("PYTHONPATH")]))

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from invdist import local, private_ray
+from invdist.errors import UserError
+from invdist.reporting.history import History
 from tests.conftest import REPOSITORY
 
 LAUNCH = REPOSITORY / "launch"
@@ -298,7 +300,7 @@ class TestSignals:
         assert not Path(token).parent.exists()
         runs = list((tmp_path / "runs").iterdir())
         assert len(runs) == 1, "the run folder is under the caller's ./runs"
-        assert list((runs[0] / "checkpoints").iterdir()), "stopped, and saved"
+        assert [event["event"] for event in History.read(runs[0]).events][-1] == "stopped", "and saved"
 
     def test_killing_the_launcher_ends_its_ray(self, tmp_path: Path, tiny_data: Path) -> None:
         process, said = self._start(tmp_path, tiny_data)
@@ -311,6 +313,38 @@ class TestSignals:
             time.sleep(0.2)
         assert left == []
         assert list(private_ray._carrying(token)) == []
+
+
+def test_an_address_of_another_machine_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_ray.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(UserError, match=r"--bind 192\.0\.2\.1: not an address of this machine"):
+        private_ray.start(1, bind="192.0.2.1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_of_another_ray_is_not_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray prefers the variable to the file: a private head would refuse its own driver."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of another")
+    monkeypatch.setenv("KEPT", "yes")
+    assert "RAY_AUTH_TOKEN" not in private_ray.without_another_ray()
+    assert private_ray.without_another_ray()["KEPT"] == "yes"
+    program = (
+        "from invdist.engine.ray_backend import connected\n"
+        "with connected(1):\n    import ray; print(int(ray.cluster_resources()['CPU']))\n"
+        "import os; print(os.environ['RAY_AUTH_TOKEN'])"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k == "RAY_AUTH_TOKEN"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:2] == ["1", "of another"], done.stderr
+
+
+def test_help_needs_nothing_installed(repository: Path) -> None:
+    bare = [sys.executable, "-S", "-m", "invdist.local", "--help"]
+    done = subprocess.run(bare, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--bind" in done.stdout
 
 
 def test_the_launcher_explains_itself() -> None:

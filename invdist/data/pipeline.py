@@ -290,9 +290,8 @@ class _Preparation:
         if self._time_cuts is not None:
             return by_time(labeled["time"], *self._time_cuts)
         if self.given is not None:
-            return self.given.split(
-                labeled["user"].astype(np.uint64) * np.uint64(self.items) + labeled["item"].astype(np.uint64)
-            )
+            user, item = (labeled[name].astype(np.uint64) for name in ("user", "item"))
+            return self.given.split(user * np.uint64(self.items) + item)
         return shares.cut(len(labeled))
 
     def _add_labeled(self, split: str, rows: np.ndarray) -> None:

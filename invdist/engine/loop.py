@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from invdist.learning.strategy import Phase, Record, Strategy
 from invdist.model.build import ModelSpec, build_recommender
 from invdist.model.comm import Comm
 from invdist.model.recommender import Recommender
+from invdist.plain_yaml import parse
 
 _CONTROL_STEPS = 16
 """Ranks ask each other this often whether to stop."""
@@ -81,8 +83,9 @@ class Trainer:
         self.config, self.run, self.device = config, run, device
         self.comm = comm or Comm()
         self.dataset = Dataset.open(config.data.path, verify="fast")
-        torch.manual_seed(config.seed * 100_003 + self.comm.rank)  # dropout differs between ranks
         self.model = build_model(config, self.dataset, device, self.comm)
+        # Dropout differs between ranks. After the model, whose making seeds all GPUs alike.
+        torch.manual_seed(config.seed * 100_003 + self.comm.rank)
         self.strategy = build_strategy(config, self.dataset, self.model)
         self.phases = self.strategy.phases(self.strategy.setting)
         self.streams = self._streams(make_readers)
@@ -287,6 +290,7 @@ class Trainer:
         extra = {
             "config": configs.dump(self.config),
             "dataset": self.dataset.fingerprint,
+            "phases": self._phases(),
             "world_size": self.comm.size,
             "progress": dataclasses.asdict(self.progress),
             "outcome": dataclasses.asdict(self.outcome),
@@ -297,18 +301,44 @@ class Trainer:
 
     def _restore(self) -> None:
         """Continues from the newest checkpoint of the run folder, if it has one."""
-        last = self.store.latest()
+        # Where all are damaged the second look says so; where there are none it finds none.
+        last = self.store.latest(valid_only=True) or self.store.latest()
         if last is None:
             return
-        position, extra = self.store.load(last, self.model, self.strategy)
+        position, extra = self.store.load(last, self.model, self.strategy, fallback=True)
         if extra["dataset"] != self.dataset.fingerprint:
             raise UserError(
                 f"{last.path} was trained on another data set than {self.config.data.path}: "
                 "resume with the data set of the run, or start a new run"
             )
+        self._check_continues(position, extra)
         self.position = position
         self.progress, self.outcome = Progress(**extra["progress"]), Outcome(**extra["outcome"])
+        newest = self.store.newest_step()
+        if newest is not None and newest > position.global_step:
+            message = f"the checkpoint of step {newest:,} is damaged: going on from step {position.global_step:,}"
+            self.events.write("warning", message=message)
         self.events.write("resume", checkpoint=last.path, **dataclasses.asdict(position))
+
+    def _check_continues(self, position: Position, extra: dict[str, Any]) -> None:
+        """Settings may change with a resume, but not those that tell where a half-done epoch is, or what is best."""
+        before, now = (_flat(parse(text.encode(), "settings")) for text in (extra["config"], configs.dump(self.config)))
+        fixed = ["training.metric"]
+        if (position.phase, position.pass_index, position.step) != (0, 0, 0):  # within an epoch
+            fixed += ["data.batch_size", "data.window_rows", "seed"]
+            fixed += [key for key in now if key.startswith("unlabeled.")]
+            if extra.get("phases", self._phases()) != self._phases():
+                fixed += [key for key in now if key.startswith(f"{self.config.method}.")]
+        changed = [f"{key}={before[key]}" for key in fixed if key in before and before[key] != now[key]]
+        if changed:
+            raise UserError(
+                f"{self.run} is at step {position.step:,} of an epoch with {', '.join(changed)}, which cannot change "
+                "there: resume with that, or start a new run"
+            )
+
+    def _phases(self) -> list[Any]:
+        """The phases as a checkpoint notes them."""
+        return json.loads(json.dumps([dataclasses.asdict(phase) for phase in self.phases]))
 
     # Small parts
 
@@ -397,6 +427,14 @@ def build_model(config: Config, dataset: Dataset, device: torch.device, comm: Co
 def build_strategy(config: Config, dataset: Dataset, model: Recommender) -> Strategy:
     """The strategy that a config names, over a model."""
     return STRATEGIES.build(config.method, setting_of(config, dataset), model)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _environment() -> dict[str, str | None]:

@@ -43,8 +43,14 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
             f"ray.workers={ray_config.workers} with ray.cpus_per_worker={ray_config.cpus_per_worker:g} need "
             f"{needed:g} CPUs, the Ray cluster has {present:g}: ask for fewer, or wait for nodes (`ray status`)"
         )
+
+    class Trainer(TorchTrainer):
+        """Leaves Ctrl-C to whoever asked for it: Ray's own handler would kill the workers before they have saved."""
+
+        def _register_sigint_handler(self, controller: Any) -> None: ...
+
     workers = (ray_config.min_workers, ray_config.workers) if ray_config.min_workers else ray_config.workers
-    trainer = TorchTrainer(
+    trainer = Trainer(
         worker or train_worker,
         train_loop_config={"config": configs.dump(config), "run": str(run)},
         torch_config=TorchConfig(backend="nccl" if cuda else "gloo", timeout_s=int(ray_config.timeout_s)),

@@ -12,6 +12,7 @@ from invdist import config as configs
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.errors import UserError
+from invdist.files import Folder
 
 CONFIG_FILE = "config.yaml"
 DATASET_FILE = "dataset.json"
@@ -25,6 +26,11 @@ def create(config: Config, dataset: Dataset) -> Path:
     """Makes the folder of a new run with its settings and what its data set is."""
     name = config.name or f"{config.method}-{config.model}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = Path(config.runs).absolute() / name
+    if config.checkpoint.path is not None and Folder.at(checkpoints(config, run)).folders():
+        raise UserError(
+            f"checkpoint.path: {checkpoints(config, run)} holds the checkpoints of another run of this name: choose "
+            "another name=, or remove them"
+        )
     try:
         run.mkdir(parents=True)
     except FileExistsError:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -155,12 +156,15 @@ def shard_tables(
             with contextlib.suppress(PlannerError):
                 plan = [planner.plan(collection, sharders)]
         dist.broadcast_object_list(plan, group_src=0, group=group)
+        devices: list[Any] = [None] * world_size
+        dist.all_gather_object(devices, str(device), group=group)
         if plan[0] is None:
             raise UserError(
                 f"the tables do not fit {world_size} rank(s) with rows.hbm_gb={hbm_gb:g} and rows.ddr_gb={ddr_gb:g} "
                 f"each as {sharding}: use more ranks, raise the caps to what the machine has, or choose another "
                 f"rows.sharding ({', '.join(SHARDINGS)})"
             )
+        put_on(plan[0], devices)
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(group),
@@ -171,6 +175,21 @@ def shard_tables(
         )
     layout, arena = _read_layout(tables, model.module, dist.get_rank(group), world_size)
     return ShardedTables(layout, arena.to(device), _compact(stats._stats_table))
+
+
+def put_on(plan: Any, devices: Sequence[str]) -> None:
+    """Makes a sharding plan name the device that each rank really has.
+
+    The planner takes rank r for the device r % (ranks of the first rank's node), which is wrong where nodes have
+    different numbers of ranks, as after the loss of one.
+    """
+    from torch.distributed.remote_device import _remote_device
+
+    for module in plan.plan.values():
+        for parameter in module.values():
+            for shard in parameter.sharding_spec.shards if parameter.sharding_spec is not None else ():
+                rank = shard.placement.rank()
+                shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
 
 
 def _compact(table: list[str]) -> str:

@@ -132,10 +132,8 @@ def _result_cell(name: str, value: object, measured: Sequence[Mapping[str, Any]]
 
 
 def _curves(runs: Sequence[History], figures: Figures) -> str:
-    lines = [Counter(step.get("phase") for step in run.steps) for run in runs]
-    loss_note = _thinned(
-        max((steps for line in lines for steps in line.values()), default=0), "logged steps of a phase"
-    )
+    lines = Counter((number, step.get("phase")) for number, run in enumerate(runs) for step in run.steps)
+    loss_note = _thinned(max(lines.values(), default=0), "logged steps of a phase")
     legend_note = "Click a name in the legend to show or hide it."
     shown = [
         _figure("loss", "Training loss", draw.loss_curve(runs), loss_note, figures),

@@ -168,6 +168,34 @@ def test_a_killed_driver_is_resumed_by_command(tiny_data: Path, tmp_path: Path, 
 
 
 @pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(tiny_data: Path, tmp_path: Path, undisturbed: Path) -> None:
+    """Ray Train has a handler of its own for it, which would end the workers at once."""
+    config = tmp_path / "config.yaml"
+    config.write_text(configs.dump(_config(tiny_data, tmp_path, "stopped", "checkpoint.every_steps=0")))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    command = [sys.executable, "-m", "invdist.train"]
+    driver = subprocess.Popen([*command, "--config", str(config)], env=environment, stdout=subprocess.PIPE, text=True)
+    run = tmp_path / "stopped"
+    try:
+        deadline = time.monotonic() + 120
+        while not (run / "metrics.jsonl").is_file() or not _events(run, "step"):
+            assert driver.poll() is None, "the driver ended before it was stopped"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        driver.send_signal(signal.SIGINT)
+        said, _ = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+    assert driver.returncode == 130, said
+    (stopped,) = _events(run, "stopped")
+    assert 0 < stopped["global_step"] < 45
+    assert f"continue with: python -m invdist.train --resume {run}" in said
+    resumed = subprocess.run([*command, "--resume", str(run)], env=environment, capture_output=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert same_weights(run, undisturbed)
+
+
+@pytest.mark.slow
 def test_a_lost_node_is_done_without(tiny_data: Path, tmp_path: Path, repository: Path) -> None:
     config = _config(tiny_data, tmp_path, "node", "ray.min_workers=1", "training.epochs=30", "data.readers=0")
     (tmp_path / "config.yaml").write_text(configs.dump(config))

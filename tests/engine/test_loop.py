@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -162,6 +163,58 @@ def test_divergence_says_where_and_keeps_the_last_checkpoint(tiny_data: Path, tm
     assert "not finite at any candidate" in message
     assert "step-" in message
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))
+
+
+def _resume(rank: int, world_size: int, data: str, run: str, changes: dict[str, Any]) -> str:
+    trainer = _trainer(data, Path(run), **changes)
+    with pytest.raises(UserError) as error:
+        trainer._restore()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data__batch_size": 50}, "step 25 of an epoch with data.batch_size=97"),
+        ({"seed": 7}, "seed=0"),
+        ({"unlabeled__rate": 3}, "unlabeled.rate=2"),
+        ({"ig__turns": 2}, "ig.turns=1"),
+        ({"training__metric": "gauc"}, "training.metric=auc"),
+    ],
+)
+def test_what_tells_where_a_half_done_epoch_is_cannot_change(
+    half_done: Path, tiny_data: Path, changes: dict[str, Any], said: str
+) -> None:
+    assert said in run_ranks(_resume, 1, str(tiny_data), str(half_done), changes)[0]
+
+
+def test_other_settings_may_change_and_a_damaged_checkpoint_is_done_without(
+    half_done: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(half_done, run)
+    saved = sorted((run / "checkpoints").iterdir())
+    assert [folder.name for folder in saved] == ["step-000000020", "step-000000025"]
+    for file in saved[-1].glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-8])
+    changes = {"training__epochs": 1, "optimizer__gamma": 0.02}
+    run_ranks(_train, 1, str(tiny_data), str(run), changes)
+    assert "step 25 is damaged: going on from step 20" in _events(run, "warning")[0]["message"]
+    assert _events(run, "resume")[-1]["global_step"] == 20
+    for folder in (run / "checkpoints").glob("step-*"):
+        for file in folder.glob("*.safetensors"):
+            file.write_bytes(b"")
+    (run / "metrics.jsonl").unlink()
+    assert "step-" in run_ranks(_resume, 1, str(tiny_data), str(run), {})[0]  # none is whole: not begun anew
+
+
+@pytest.fixture(scope="module")
+def half_done(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped in its first epoch, with two checkpoints."""
+    run = tmp_path_factory.mktemp("half") / "run"
+    run_ranks(_interrupted, 1, str(tiny_data), str(run), {"checkpoint__every_steps": 20}, 25)
+    (run / STOP_FILE).unlink()
+    return run
 
 
 def test_a_metric_that_the_validation_rows_cannot_give_is_refused_before_the_first_step(tmp_path: Path) -> None:

@@ -99,8 +99,32 @@ def test_a_run_goes_on_elsewhere_and_keeps_what_it_was_given(
 def test_what_only_the_user_can_mend_is_said_and_not_retried(tiny_data: Path, tmp_path: Path) -> None:
     config = _config(tiny_data, tmp_path, rows__ddr_gb=1e-6, ray__max_failures=3)
     run = run_folder.create(config, Dataset.open(str(tiny_data)))
+    entered = tmp_path / "entered"
+
+    def worker(settings: dict[str, str]) -> None:
+        from invdist.engine import loop
+
+        build = loop.build_model
+
+        def counted(*args: Any) -> Any:
+            with entered.open("a") as file:
+                file.write("x")
+            return build(*args)
+
+        loop.build_model = counted
+        ray_backend.train_worker(settings)
+
     with pytest.raises(UserError, match=r"do not fit 2 rank\(s\).*rows.ddr_gb"):
-        ray_backend.fit(config, run)
+        ray_backend.fit(config, run, worker)
+    assert entered.read_text() == "xx"  # each of two workers once
+
+
+def test_checkpoints_of_another_run_are_not_taken_up(tiny_data: Path, tmp_path: Path) -> None:
+    config = _config(tiny_data, tmp_path / "runs", checkpoint__path=str(tmp_path / "kept"))
+    (tmp_path / "kept" / "run" / "step-000000004").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds the checkpoints of another run of this name"):
+        run_folder.create(config, Dataset.open(str(tiny_data)))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_folder_is_not_taken_twice(tiny_data: Path, tmp_path: Path) -> None:

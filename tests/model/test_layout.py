@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from invdist.errors import UserError
 from invdist.model.build import build_recommender
-from invdist.model.tables import SHARDINGS
+from invdist.model.tables import SHARDINGS, put_on
 from tests.distributed import run_ranks
 from tests.model.sharded import ITEMS, USERS, small_spec
 
@@ -82,3 +84,28 @@ def test_tables_that_do_not_fit_are_refused_with_advice(facts: list[dict]) -> No
     for of in facts:
         assert "do not fit 2 rank(s)" in of["too small"]
         assert "rows.sharding" in of["too small"]
+
+
+def test_every_rank_is_planned_on_the_device_it_has() -> None:
+    """Three ranks on two nodes, one on the first: the planner itself would take all of them for GPU 0."""
+    import torchrec
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    table = torchrec.EmbeddingConfig(name="user", num_embeddings=300, embedding_dim=8, feature_names=["user"])
+    collection = torchrec.EmbeddingCollection(tables=[table], device=torch.device("meta"))
+    sharders: list = [EmbeddingCollectionSharder()]
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=3, compute_device="cuda", local_world_size=1),
+        constraints={"user": ParameterConstraints(sharding_types=["row_wise"])},
+    )
+    plan: Any = planner.plan(collection, sharders)
+    (parameter,) = [parameter for module in plan.plan.values() for parameter in module.values()]
+
+    def placed() -> list[str]:
+        return [str(shard.placement) for shard in parameter.sharding_spec.shards]
+
+    assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:0"]
+    put_on(plan, ["cuda:0", "cuda:0", "cuda:1"])
+    assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:1"]

@@ -39,8 +39,12 @@ class Piece:
 
 def pieces(model: Recommender, strategy: Strategy) -> Iterator[Piece]:
     """What this rank has to write. Over all ranks every tensor is covered exactly once."""
+    # Now, and not when the first piece is asked for: it may communicate, so every rank must come to it alike.
+    return _pieces(model, strategy, dict(strategy.state()))
+
+
+def _pieces(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[Piece]:
     rank = model.comm.rank
-    replicated = dict(strategy.state())  # on every rank: it may communicate
     for place in _places(model.rows):
         first, end = place.written
         yield Piece(place.name, place.shape, place.values[first:end], place.shard.row + first, place.column)

@@ -237,6 +237,10 @@ class CheckpointStore:
                 return info
         return None
 
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or not."""
+        return max((int(name.removeprefix("step-")) for name in self._committed()), default=None)
+
     def best(self) -> CheckpointInfo | None:
         """The checkpoint with the best metric, None if none has one."""
         return next(iter(_best_first(self._intact())), None)
