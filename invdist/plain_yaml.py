@@ -31,6 +31,17 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return mapping
 
 
+def dotted(values: Mapping[str, Any], *, keep_empty: bool = False, prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key; an empty mapping has none, or with `keep_empty` is a value itself."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and (value or not keep_empty):
+            flat |= dotted(value, keep_empty=keep_empty, prefix=f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def to_yaml(mapping: Mapping[str, Any]) -> str:
     """YAML that `read_yaml` reads back to the same mapping, with the keys in their order."""
     return yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=100)

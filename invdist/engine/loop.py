@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from invdist.learning.strategy import Phase, Record, Strategy
 from invdist.model.build import ModelSpec, build_recommender
 from invdist.model.comm import Comm
 from invdist.model.recommender import Recommender
-from invdist.plain_yaml import parse
+from invdist.plain_yaml import dotted, parse
 
 _CONTROL_STEPS = 16
 """Ranks ask each other this often whether to stop."""
@@ -322,7 +322,8 @@ class Trainer:
 
     def _check_continues(self, position: Position, extra: dict[str, Any]) -> None:
         """Settings may change with a resume, but not those that tell where a half-done epoch is, or what is best."""
-        before, now = (_flat(parse(text.encode(), "settings")) for text in (extra["config"], configs.dump(self.config)))
+        texts = extra["config"], configs.dump(self.config)
+        before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
         fixed = ["training.metric"]
         if (position.phase, position.pass_index, position.step) != (0, 0, 0):  # within an epoch
             fixed += ["data.batch_size", "data.window_rows", "seed"]
@@ -427,14 +428,6 @@ def build_model(config: Config, dataset: Dataset, device: torch.device, comm: Co
 def build_strategy(config: Config, dataset: Dataset, model: Recommender) -> Strategy:
     """The strategy that a config names, over a model."""
     return STRATEGIES.build(config.method, setting_of(config, dataset), model)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _environment() -> dict[str, str | None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from invdist.errors import UserError
-from invdist.plain_yaml import read_yaml
+from invdist.plain_yaml import dotted, read_yaml
 
 Event = dict[str, Any]
 
@@ -171,7 +171,7 @@ def read_events(path: Path) -> list[Event]:
 
 def table(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Events flattened for a data frame: nested mappings become dotted columns (`valid.auc`), lists stay."""
-    return [_flat(event) for event in events]
+    return [dotted(event) for event in events]
 
 
 def _problem(event: object) -> str | None:
@@ -206,13 +206,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _last(kinds: list[str], kind: str) -> int:
     return len(kinds) - 1 - kinds[::-1].index(kind)
-
-
-def _flat(event: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for key, value in event.items():
-        if isinstance(value, Mapping):
-            row.update(_flat(value, f"{prefix}{key}."))
-        else:
-            row[f"{prefix}{key}"] = value
-    return row

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from invdist.plain_yaml import dotted
+
 
 class Html(str):
     """Text that is markup already."""
@@ -57,15 +59,9 @@ def fold(summary: str, content: str, opened: bool = False) -> Html:
     return Html(f"<details{state}><summary>{safe(summary)}</summary>{safe(content)}</details>")
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "", as_written: bool = False) -> dict[str, str]:
+def flatten(values: Mapping[str, Any], as_written: bool = False) -> dict[str, str]:
     """Nested values as texts under dotted names; numbers with separators, or `as_written`."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}.", as_written))
-        else:
-            flat[f"{prefix}{key}"] = _text(value, as_written)
-    return flat
+    return {key: _text(value, as_written) for key, value in dotted(values, keep_empty=True).items()}
 
 
 def duration(seconds: float) -> str:
