@@ -261,7 +261,14 @@ class TestSignals:
         command = [str(LAUNCH / "local.sh"), f"data.path={tiny_data}", *endless]
         environment = os.environ | {"INVDIST_VENV": sys.prefix}
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # As in a terminal: a shell's background jobs, and so tests that run in one, ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         return process, []
 
