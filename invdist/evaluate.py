@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     check_stack()
 
+    from invdist.engine.events import jsonable
     from invdist.engine.scoring import SplitScorer
     from invdist.engine.trained import open_trained
     from invdist.reporting.tables import metric_title, number, plain_table
@@ -39,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         k = config.training.ndcg_k
         metrics = SplitScorer(trained.dataset, args.split, trained.strategy, config.data.eval_batch_size, k).metrics()
         if args.json:
-            told = {name: value if value == value else None for name, value in metrics.items()}  # JSON has no NaN
-            print(json.dumps({"run": str(trained.run), "checkpoint": trained.checkpoint, "split": args.split, **told}))
+            about = {"run": str(trained.run), "checkpoint": trained.checkpoint, "split": args.split}
+            print(json.dumps(jsonable({**about, **metrics})))
         else:
             print(f"{trained.checkpoint}, {args.split} rows")
             figures = [f"{value:,}" if isinstance(value, int) else number(value) for value in metrics.values()]

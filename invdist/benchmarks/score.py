@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
+import resource
 from concurrent.futures import ProcessPoolExecutor
 
 import torch
@@ -49,7 +49,8 @@ def _score(keeps: bool, model: str, dim: int, pairs: int, repeats: int) -> tuple
     """CPU milliseconds of one forward, and those of them in the kernel."""
     if keeps:
         settle(threads=1)
-    torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(1)
     torch.manual_seed(0)
     backbone = BACKBONES.build(model, dim=dim)
     table = torch.randn(4096, backbone.columns)
@@ -60,9 +61,9 @@ def _score(keeps: bool, model: str, dim: int, pairs: int, repeats: int) -> tuple
 
     for _ in range(3):
         forward()
-    before = os.times()
+    before = resource.getrusage(resource.RUSAGE_SELF)
     for _ in range(repeats):
         forward()
-    after = os.times()
-    kernel = after.system - before.system
-    return (after.user - before.user + kernel) / repeats * 1000, kernel / repeats * 1000
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    kernel = after.ru_stime - before.ru_stime
+    return (after.ru_utime - before.ru_utime + kernel) / repeats * 1000, kernel / repeats * 1000

@@ -27,7 +27,7 @@ class EventLog:
         """Adds one event and makes it visible at once."""
         if self._file is None or self._board is None:
             return
-        event = {"event": kind, "time": time.time(), **_jsonable(fields)}
+        event = {"event": kind, "time": time.time(), **jsonable(fields)}
         self._file.write(json.dumps(event, allow_nan=False) + "\n")
         self._file.flush()
         self._board.write(event)
@@ -50,12 +50,12 @@ def _end_broken_line(path: Path) -> None:
             file.truncate(content.rfind(b"\n") + 1)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """JSON has no NaN or infinity: they become null."""
     if isinstance(value, dict):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
