@@ -2,8 +2,8 @@
 
     import invdist
 
-    invdist.prepare("synthetic", "data/small")                     # a raw log becomes a data set
-    run = invdist.train("configs/local.yaml", "training.epochs=5")  # the same as `invdist train`, to its end
+    invdist.prepare_dataset("synthetic", "data/small")                     # a raw log becomes a data set
+    run = invdist.train_model("configs/local.yaml", "training.epochs=5")  # the same as `invdist train`, to its end
     run.metrics["test"]["auc"]
     run.history.to_pandas()                                         # an epoch a row
     run.plot_directions()                                           # which way each update went
@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invdist.errors import UserError
+from invdist.runtime.errors import UserError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -33,22 +33,24 @@ if TYPE_CHECKING:
 
     from invdist.config import Config
     from invdist.data.dataset import Dataset
-    from invdist.reporting.history import History
     from invdist.serving.opened import OpenedRun
     from invdist.serving.pairs import Pairs
     from invdist.serving.scoring import Unknown
+    from invdist.training.history import History
 
 
-def prepare(kind: str, output: str | Path, inputs: str | Path | Sequence[str | Path] = (), **options: Any) -> Dataset:
+def prepare_dataset(
+    kind: str, output: str | Path, inputs: str | Path | Sequence[str | Path] = (), **options: Any
+) -> Dataset:
     """Turns a raw log into the prepared data set `output`, and opens it.
 
     `kind` is one of `invdist prepare`'s (ml-1m, kuairand, microvideo, ratings, synthetic), `inputs` its files and
-    `options` its options: `prepare("ratings", "data/mine", "log.csv", positive_from=4, columns={"user": "uid"})`.
+    `options` its options: `prepare_dataset("ratings", "data/mine", "log.csv", positive_from=4)`.
     """
-    from invdist.data import pipeline
+    from invdist.config.fields import build
     from invdist.data.dataset import Dataset
-    from invdist.data.kinds import KINDS
-    from invdist.settings import build
+    from invdist.data.prepare import pipeline
+    from invdist.data.prepare.kinds import KINDS
 
     if kind not in KINDS:
         raise UserError(f"{kind!r} is no kind of log; expected {', '.join(KINDS)}")
@@ -67,7 +69,7 @@ def prepare(kind: str, output: str | Path, inputs: str | Path | Sequence[str | P
     return Dataset.open(str(output))
 
 
-def train(config: str | Path | Mapping[str, Any] | Config, *overrides: str, show: bool = True) -> Run:
+def train_model(config: str | Path | Mapping[str, Any] | Config, *overrides: str, show: bool = True) -> Run:
     """Trains to the end as `config` says (a YAML file, a mapping, or a Config), and gives the run.
 
     `overrides` are `key=value` settings. Training happens in a process of its own, which is `python -m invdist.train`:
@@ -119,7 +121,7 @@ class Run:
         """One row per epoch: `epoch`, `loss`, `rows_per_s`, `valid.auc`, `directions.inverse`, `seconds_by.pull`..."""
         import pyarrow as pa
 
-        from invdist.reporting.history import table
+        from invdist.training.history import table
 
         rows = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in table(self._history.epochs)]
         names = dict.fromkeys(name for row in rows for name in row if name != "event")
@@ -127,7 +129,7 @@ class Run:
 
     def plot_directions(self) -> go.Figure:
         """The direction timeline: training-test loss of every inverse-gradient step, marked direct, pass or inverse."""
-        from invdist.reporting.figures import direction_timeline
+        from invdist.report.figures import direction_timeline
 
         figure = direction_timeline(self._history)
         if figure is None:
@@ -203,7 +205,7 @@ class Run:
 
     @property
     def _history(self) -> History:
-        from invdist.reporting.history import History
+        from invdist.training.history import History
 
         return History.read(self.path)
 
@@ -229,7 +231,7 @@ def _raw_ids(name: str, values: Any) -> pa.Array:
     """Raw ids from a list, an array, or a column of a table or data frame."""
     import pyarrow as pa
 
-    from invdist.data.readers import canonical
+    from invdist.data.prepare.readers import canonical
 
     try:
         array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(values)
@@ -240,7 +242,7 @@ def _raw_ids(name: str, values: Any) -> pa.Array:
 
 def _as_mapping(config: Config) -> Mapping[str, Any]:
     from invdist import config as configs
-    from invdist.plain_yaml import parse
+    from invdist.config.plain_yaml import parse
 
     return parse(configs.dump(config).encode(), "config")
 

@@ -14,9 +14,8 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from invdist.callable_module import make_callable
-from invdist.errors import UserError, exit_on_user_error
-from invdist.install import check_stack
+from invdist.runtime.errors import UserError, exit_on_user_error
+from invdist.runtime.install import check_stack
 
 
 @exit_on_user_error
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settings(args: argparse.Namespace):
     from invdist import config as configs
-    from invdist.engine import run_folder
+    from invdist.training import run_folder
 
     if args.resume and args.config:
         raise UserError("--resume takes the settings of the run: leave --config out, and override with key=value")
@@ -51,14 +50,14 @@ def _settings(args: argparse.Namespace):
 def train(config, resume: str | None = None) -> int:
     """Trains as `config` says, in a new run folder or that of `resume`; 0 when finished, 130 when stopped."""
     from invdist import config as configs
+    from invdist.cli.report import write_report
     from invdist.data.dataset import Dataset
-    from invdist.engine import ray_backend, run_folder
-    from invdist.engine.needs import check_against_data
-    from invdist.engine.progress import ProgressView
-    from invdist.files import absolute, alone_in
-    from invdist.report import write_report
-    from invdist.reporting.history import History
-    from invdist.reporting.tables import final_table
+    from invdist.evaluation.tables import final_table
+    from invdist.runtime.files import absolute, exclusive
+    from invdist.training import ray_backend, run_folder
+    from invdist.training.data_checks import check_against_data
+    from invdist.training.history import History
+    from invdist.training.progress import ProgressView
 
     dataset = run_folder.data_of(config, resume) if resume else Dataset.open(config.data.path)
     check_against_data(config, dataset)
@@ -67,7 +66,7 @@ def train(config, resume: str | None = None) -> int:
         config.checkpoint.path = absolute(config.checkpoint.path)
     run = Path(resume).absolute() if resume else run_folder.create(config, dataset)
     cpus = math.ceil(config.ray.workers * config.ray.cpus_per_worker)
-    with alone_in(run), ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):
+    with exclusive(run), ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):
         ray_backend.fit(config, run)
     if resume:
         run_folder.write_atomically(run / run_folder.CONFIG_FILE, configs.dump(config))  # overrides have proved right
@@ -84,7 +83,7 @@ def train(config, resume: str | None = None) -> int:
 @contextlib.contextmanager
 def _stop_on_interrupt(run: Path) -> Iterator[None]:
     """The first Ctrl-C asks the workers to save and end; the second ends at once."""
-    from invdist.engine.run_folder import STOP_FILE
+    from invdist.training.run_folder import STOP_FILE
 
     stop = run / STOP_FILE
     stop.unlink(missing_ok=True)
@@ -103,8 +102,6 @@ def _stop_on_interrupt(run: Path) -> Iterator[None]:
             signal.signal(number, handler)
         stop.unlink(missing_ok=True)
 
-
-make_callable(__name__)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from invdist import private_ray
+from invdist.runtime import private_ray
 
 # The same examples in every run; `--hypothesis-profile=default` looks for new ones.
 hypothesis.settings.register_profile("same", derandomize=True)
@@ -59,7 +59,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest synthetic data set."""
-    from invdist import prepare
+    from invdist.cli import prepare
 
     folder = tmp_path_factory.mktemp("data") / "tiny"
     assert prepare.main(["synthetic", "--output", str(folder), "preset=tiny"]) == 0
@@ -69,9 +69,9 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def all_labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same feed without unclear rows: every exposure is decided at a finish rate of one half."""
-    from invdist.data.labeling import Labeling
-    from invdist.data.pipeline import Cut, prepare
-    from invdist.data.synthetic import PRESETS, SyntheticLog
+    from invdist.data.prepare.labeling import Labeling
+    from invdist.data.prepare.pipeline import Cut, prepare
+    from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 
     folder = tmp_path_factory.mktemp("data") / "all_labeled"
     half = Labeling(rules=("finish_rate",), finish_above=0.4999, finish_below=0.5)
@@ -82,6 +82,6 @@ def all_labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished GMF run on `tiny_data`, trained on this process alone; nobody may change it."""
-    from tests.training import train_here
+    from tests.runs import train_here
 
     return train_here(tiny_data, tmp_path_factory.mktemp("runs") / "gmf")

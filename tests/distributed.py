@@ -35,7 +35,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     """
     context = mp.get_context("forkserver")
     # The imports take seconds; the fork server does them once for all ranks of all tests.
-    context.set_forkserver_preload(["torchrec", "invdist.engine.loop", "invdist.learning.strategies"])
+    context.set_forkserver_preload(["torchrec", "invdist.training.trainer", "invdist.learning.strategies"])
     with tempfile.TemporaryDirectory() as folder:
         queue = context.Queue()
         processes = [

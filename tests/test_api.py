@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -16,8 +15,8 @@ import pytest
 
 import invdist
 from invdist import api
-from invdist.errors import UserError
-from invdist.private_ray import PrivateRay
+from invdist.runtime.errors import UserError
+from invdist.runtime.private_ray import PrivateRay
 from tests.conftest import REPOSITORY
 
 NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
@@ -50,24 +49,24 @@ def test_the_package_is_light() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize("name", ["prepare", "train"])
-def test_a_command_is_a_function_too_whoever_imported_it_first(name: str) -> None:
-    module = importlib.import_module(f"invdist.{name}")
-    assert getattr(invdist, name) is module
-    assert callable(module)
-    assert callable(module.main)
+def test_the_functions_of_the_api_are_the_packages_own() -> None:
+    names = {"Run", "open_run", "prepare_dataset", "train_model"}
+    assert names <= set(dir(invdist))
+    assert all(getattr(invdist, name) is getattr(api, name) for name in names)
     with pytest.raises(AttributeError):
         invdist.__getattr__("no_such_thing")
 
 
 def test_prepare_gives_an_open_data_set(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("uid,item,rating\n" + "".join(f"{n % 9},{n},{n % 5 + 1}\n" for n in range(200)))
-    dataset = api.prepare("ratings", tmp_path / "out", tmp_path / "log.csv", columns={"user": "uid"}, positive_from=4)
+    dataset = api.prepare_dataset(
+        "ratings", tmp_path / "out", tmp_path / "log.csv", columns={"user": "uid"}, positive_from=4
+    )
     assert (dataset.users, dataset.items) == (9, 200)
     with pytest.raises(UserError, match="no kind of log"):
-        api.prepare("raitings", tmp_path / "out2")
+        api.prepare_dataset("raitings", tmp_path / "out2")
     with pytest.raises(UserError, match="ratings needs inputs"):
-        api.prepare("ratings", tmp_path / "out2")
+        api.prepare_dataset("ratings", tmp_path / "out2")
 
 
 def test_metrics_and_history_are_those_of_the_run(run: api.Run, trained_run: Path) -> None:
@@ -124,7 +123,7 @@ def test_a_folder_that_is_no_run_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_failed_training_is_an_error_with_its_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere is not a prepared data set"):
-        api.train({"data": {"path": str(tmp_path / "nowhere")}}, f"runs={tmp_path}", show=False)
+        api.train_model({"data": {"path": str(tmp_path / "nowhere")}}, f"runs={tmp_path}", show=False)
 
 
 @pytest.mark.slow

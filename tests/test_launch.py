@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from invdist import local, private_ray
-from invdist.errors import UserError
-from invdist.reporting.history import History
+from invdist.cli import local
+from invdist.runtime import private_ray
+from invdist.runtime.errors import UserError
+from invdist.training.history import History
 from tests.conftest import REPOSITORY
 
 LAUNCH = REPOSITORY / "launch"
@@ -338,7 +339,7 @@ def test_a_token_of_another_ray_is_not_taken_along(monkeypatch: pytest.MonkeyPat
     assert "RAY_AUTH_TOKEN" not in private_ray.without_another_ray()
     assert private_ray.without_another_ray()["KEPT"] == "yes"
     program = (
-        "from invdist.engine.ray_backend import connected\n"
+        "from invdist.training.ray_backend import connected\n"
         "with connected(1):\n    import ray; print(int(ray.cluster_resources()['CPU']))\n"
         "import os; print(os.environ['RAY_AUTH_TOKEN'])"
     )
@@ -348,7 +349,7 @@ def test_a_token_of_another_ray_is_not_taken_along(monkeypatch: pytest.MonkeyPat
 
 
 def test_help_needs_nothing_installed(repository: Path) -> None:
-    bare = [sys.executable, "-S", "-m", "invdist.local", "--help"]
+    bare = [sys.executable, "-S", "-m", "invdist", "local", "--help"]
     done = subprocess.run(bare, cwd=repository, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--bind" in done.stdout

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from invdist.data.schema import MANIFEST, SCHEMAS, SPLITS, VERSION
 from invdist.data.verify import verify_manifest, verify_shards
-from invdist.errors import UserError
-from invdist.files import Folder
+from invdist.runtime.errors import UserError
+from invdist.runtime.files import Folder
 
 __all__ = ["SPLITS", "Dataset"]
 

@@ -13,7 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from invdist.data.schema import SCHEMAS, SPLITS, fingerprint
-from invdist.errors import UserError
+from invdist.runtime.errors import UserError
 
 _PLAIN_NAME = re.compile(r"([a-z_]+/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*\.parquet")
 _COUNTS = ("users", "items", "row_group_rows")
@@ -85,14 +85,14 @@ def verify_shards(filesystem: pafs.FileSystem, root: str, path: str, manifest: d
     limits = {"user": manifest["users"], "item": manifest["items"], "label": 2}
     for folder in (*SPLITS, "truth"):
         entries = manifest["shards"][folder]
-        _check_no_strangers(filesystem, f"{root}/{folder}", f"{path}/{folder}", {e["file"] for e in entries})
+        _check_unexpected_files(filesystem, f"{root}/{folder}", f"{path}/{folder}", {e["file"] for e in entries})
         for entry in entries:
             _check_file(filesystem, root, path, entry, SCHEMAS[folder], limits, manifest["row_group_rows"], full)
     for entry in manifest["files"].values():
         _check_file(filesystem, root, path, entry, None, {}, None, full)
 
 
-def _check_no_strangers(filesystem: pafs.FileSystem, root: str, path: str, known: set[str]) -> None:
+def _check_unexpected_files(filesystem: pafs.FileSystem, root: str, path: str, known: set[str]) -> None:
     folder = path.rsplit("/", 1)[-1]
     for info in filesystem.get_file_info(pafs.FileSelector(root, allow_not_found=True)):
         if info.base_name.endswith(".parquet") and f"{folder}/{info.base_name}" not in known:

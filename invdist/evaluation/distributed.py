@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from invdist.errors import UserError
 from invdist.evaluation.metrics import ScoredRows, Totals, doubled_wins
+from invdist.runtime.errors import UserError
 
 _EXACT_ROWS = 100_000_000
 _BINS = 65_536

@@ -7,8 +7,8 @@ from typing import Self
 
 import numpy as np
 
-from invdist.errors import UserError
 from invdist.evaluation.per_user import per_user_metrics
+from invdist.runtime.errors import UserError
 
 ECE_BINS = 15
 

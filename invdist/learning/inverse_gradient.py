@@ -18,12 +18,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from invdist.errors import UserError
+from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import inverse_dual_loss, log_loss
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Batch, Record
-from invdist.model.exchange import Exchange
-from invdist.model.recommender import Recommender, Update, moved
+from invdist.models.recommender import Recommender, Update, moved
+from invdist.runtime.errors import UserError
 
 _SIGN_EPS = 1e-8
 
@@ -75,7 +75,7 @@ class InverseGradient:
 
         # 2. and 3. All candidates theta + c*D in one forward; one all-reduce of their losses over the global V.
         with watch("candidates"):
-            deltas_V = model.rows.peek(route_V, D.rows)
+            deltas_V = model.rows.lookup_delta(route_V, D.rows)
             logits = model.candidate_logits(rows_V, deltas_V, D, self.candidates)
             losses, details = self._reduce(log_loss(logits, batch.label), annotation.w1, g)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from invdist.config.fields import NonNegative
+from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.losses import log_loss
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy, all_pairs
-from invdist.model.exchange import Exchange, Pairs
-from invdist.settings import NonNegative
 
 
 class Mixture(Strategy):

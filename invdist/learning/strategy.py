@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from invdist.data.stream import Batch
-from invdist.errors import UserError
+from invdist.data.stream.batches import Batch
+from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.stopwatch import Stopwatch
-from invdist.model.exchange import Exchange, Pairs
-from invdist.model.frozen import FrozenModel
-from invdist.model.recommender import Recommender
+from invdist.models.frozen import FrozenModel
+from invdist.models.recommender import Recommender
+from invdist.runtime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

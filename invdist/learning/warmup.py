@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from invdist.errors import UserError
+from invdist.config.fields import CountOrZero, Positive, Range
+from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy, unlabeled
-from invdist.model.exchange import Exchange, Pairs
-from invdist.model.recommender import Recommender
-from invdist.settings import CountOrZero, Positive, Range
+from invdist.models.recommender import Recommender
+from invdist.runtime.errors import UserError
 
 PHASE = "warmup"
 _WARMED = "warmed"
@@ -94,8 +94,8 @@ class Warmup(Strategy):
         parts: dict[str, list[Tensor]] = {"user": [], "item": []}
         for shard in rows.layout.on(rows.comm.rank):
             wanted = max(0, min(shard.columns, k - shard.column))
-            parts[shard.table].append(rows.arena[shard.base : shard.base + shard.rows, :wanted])
-        sums = torch.zeros(2, dtype=torch.float64, device=rows.arena.device)
+            parts[shard.table].append(rows.local_rows[shard.base : shard.base + shard.rows, :wanted])
+        sums = torch.zeros(2, dtype=torch.float64, device=rows.local_rows.device)
         for part in parts["item"]:
             sums += torch.stack([part.double().square().sum(), sums.new_tensor(part.numel())])
         square, count = rows.comm.all_reduce(sums).wait()

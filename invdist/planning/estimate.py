@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from invdist.errors import UserError
-from invdist.model.backbones import BACKBONES
+from invdist.config.registry import BACKBONES
 from invdist.planning import formulas
 from invdist.planning.formulas import Job, Traffic
 from invdist.planning.planner import GIB, DoesNotFit, Hardware, Plan, make_plan
+from invdist.runtime.errors import UserError
 
 _CHECKED_RANKS = 2048
 """Up to here a suggested number of GPUs is put to the planner, whose time grows with it."""
@@ -21,7 +21,7 @@ _CHECKED_RANKS = 2048
 
 @dataclass(frozen=True)
 class Request:
-    """What `python -m invdist.plan` is asked."""
+    """What `invdist plan` is asked."""
 
     users: int
     items: int
@@ -231,7 +231,7 @@ def backbone_size(model: str, dim: int) -> tuple[int, int, int]:
         raise UserError(f"--model {model} is unknown; there are {', '.join(BACKBONES.names())}")
     pairs = 8
     with torch.device("meta"):
-        backbone: Any = BACKBONES.build(model, dim=dim)
+        backbone: Any = BACKBONES.get(model)(dim=dim)
         user, item = (torch.empty(pairs, backbone.columns, requires_grad=True) for _ in range(2))
         parameters = {id(parameter) for parameter in backbone.parameters()}
         kept: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from invdist.model.tables import GIB, column_width
+from invdist.embeddings.tables import GIB, column_width
 from invdist.planning.formulas import Spread
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from invdist.errors import UserError
+from invdist.evaluation.tables import plain_table
 from invdist.planning.estimate import Estimate, StepTime
 from invdist.planning.formulas import Traffic
 from invdist.planning.planner import GIB
-from invdist.reporting.figures import PALETTE
-from invdist.reporting.markup import duration
-from invdist.reporting.tables import plain_table
+from invdist.report.figures import PALETTE
+from invdist.report.markup import duration
+from invdist.runtime.errors import UserError
 
 _NOTE = (
     "Sharding, rows, optimizer state and exchange buffers are TorchRec's planner's figures; everything else is this "

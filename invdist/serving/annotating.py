@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 
 from invdist.data.dataset import Dataset
 from invdist.data.schema import MANIFEST as DATASET_FILE
-from invdist.engine.checkpoint import CheckpointInfo
-from invdist.errors import UserError
 from invdist.evaluation.metrics import ScoredRows, auc
-from invdist.files import Folder
+from invdist.runtime.errors import UserError
+from invdist.runtime.files import Folder
 from invdist.serving.annotator import Annotator, PartAnnotator, noted_counts
 from invdist.serving.opened import OpenedRun
 from invdist.serving.output import Output
 from invdist.serving.pairs import COUNTS, PART_ROWS, FilePairs, Part, Source, UnclearPairs
 from invdist.serving.scoring import Scorer, Unknown
+from invdist.training.checkpoint import CheckpointInfo
 
 Work = Callable[[Sequence[Part], Source, Annotator, Folder], Iterator[int]]
 """Annotates parts and gives the rows of each as it is done."""

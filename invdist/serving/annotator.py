@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from invdist.errors import UserError
-from invdist.files import Folder, why
 from invdist.learning.losses import annotate
+from invdist.runtime.errors import UserError
+from invdist.runtime.files import Folder, describe_os_error
 from invdist.serving.output import complete_file
 from invdist.serving.pairs import Pairs, Part, Source
 from invdist.serving.scoring import Scorer
@@ -75,7 +75,7 @@ class PartAnnotator:
         try:
             self._write(part, counts)
         except OSError as error:
-            raise UserError(f"cannot write {self.folder}/{part.name}.parquet: {why(error)}") from error
+            raise UserError(f"cannot write {self.folder}/{part.name}.parquet: {describe_os_error(error)}") from error
         return counts
 
     def _write(self, part: Part, counts: Counter[str]) -> None:

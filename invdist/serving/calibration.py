@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from invdist.data.dataset import Dataset
-from invdist.errors import UserError
-from invdist.model.frozen import FrozenModel
+from invdist.models.frozen import FrozenModel
+from invdist.runtime.errors import UserError
 from invdist.serving.annotator import soft_labels
 from invdist.serving.scoring import logits
 

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import torch
 
 from invdist import config as configs
-from invdist.data.ids import id_table
-from invdist.engine.checkpoint import safetensors
-from invdist.install import installed
-from invdist.model.frozen import FrozenModel
-from invdist.plain_yaml import parse
-from invdist.reporting.history import METRICS_FILE, History
+from invdist.config.plain_yaml import parse
+from invdist.data.prepare.ids import id_table
+from invdist.models.frozen import FrozenModel
+from invdist.runtime.install import installed
 from invdist.serving.annotating import checkpoint_identity
 from invdist.serving.opened import OpenedRun
 from invdist.serving.output import Output
+from invdist.training.checkpoint import safetensors
+from invdist.training.history import METRICS_FILE, History
 
 CARD = "card.json"
 TENSORS = "model.safetensors"

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from invdist.model.backbones import GMF, Backbone, NeuMF
-from invdist.model.frozen import Additive
+from invdist.models.backbone import Backbone
+from invdist.models.backbones.gmf import GMF
+from invdist.models.backbones.neumf import NeuMF
+from invdist.models.frozen import Additive
 
 _TILE_VALUES = 1 << 19
 """Numbers in the widest intermediate of a tile: 2 MB, which a core's cache can hold."""
@@ -79,11 +81,11 @@ class Tower:
 
     def users(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The user's part of the product and of the first layer."""
-        return self.product.users(self._product_rows(rows)), self._first(self.backbone.of_user(rows))
+        return self.product.users(self._product_rows(rows)), self._first(self.backbone.user_part(rows))
 
     def items(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The item's part of the product and of the first layer."""
-        return self.product.items(self._product_rows(rows)), self._first(self.backbone.of_item(rows))
+        return self.product.items(self._product_rows(rows)), self._first(self.backbone.item_part(rows))
 
     def logits(self, users: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]) -> Tensor:
         """`[u, n]`"""

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from invdist.errors import UserError
-from invdist.files import Folder
-from invdist.model.frozen import FrozenModel
-from invdist.process import settle
+from invdist.models.frozen import FrozenModel
+from invdist.runtime.errors import UserError
+from invdist.runtime.files import Folder
+from invdist.runtime.process import configure_process
 from invdist.serving.annotator import Annotator, PartAnnotator
 from invdist.serving.pairs import Part, Source
 from invdist.serving.scoring import Scorer
@@ -67,7 +67,7 @@ class _Worker:
     ) -> None:
         import ray
 
-        settle(threads=1)
+        configure_process(threads=1)
         content: Any = ray.get(shared[0])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes

@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 
 from invdist.config import Config
+from invdist.config.registry import BACKBONES, STRATEGIES
 from invdist.data.dataset import Dataset
-from invdist.engine import run_folder
-from invdist.engine.checkpoint import CheckpointInfo, CheckpointStore
-from invdist.engine.trained import best_checkpoint
-from invdist.learning.registry import STRATEGIES
-from invdist.model.backbones import BACKBONES
-from invdist.model.frozen import FrozenModel
+from invdist.models.frozen import FrozenModel
 from invdist.serving.ids import RawIds
+from invdist.training import run_folder
+from invdist.training.checkpoint import CheckpointInfo, CheckpointStore
+from invdist.training.trained import best_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +55,11 @@ def open_run(run: str | Path, overrides: list[str] | None = None) -> OpenedRun:
 
 def freeze(config: Config, dataset: Dataset, checkpoint: CheckpointInfo) -> FrozenModel:
     """The model of a checkpoint, read without its optimizer."""
-    own = STRATEGIES.frozen(config.method, config.strategy, dataset.users, checkpoint.read_strategy_state())
+    own = STRATEGIES.get(config.method).frozen(config.strategy, dataset.users, checkpoint.read_strategy_state())
     if own is not None:
         return own
     rows = config.rows
-    backbone = BACKBONES.build(config.model, dim=rows.dim, dropout=config.tower.dropout, bias=rows.bias)
+    backbone = BACKBONES.get(config.model)(dim=rows.dim, dropout=config.tower.dropout, bias=rows.bias)
     backbone.load_state_dict(checkpoint.read_dense())
     user, item = (torch.from_numpy(checkpoint.read_rows(table, slice(None))) for table in ("user", "item"))
     return FrozenModel(user, item, backbone)

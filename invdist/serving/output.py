@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from invdist.errors import UserError
-from invdist.files import Folder, why
+from invdist.runtime.errors import UserError
+from invdist.runtime.files import Folder, describe_os_error
 
 MANIFEST = "manifest.json"
 _JOB = "job.json"
@@ -99,7 +99,7 @@ class Output:
         try:
             yield
         except OSError as error:
-            raise UserError(f"cannot write {self.where}: {why(error)}") from error
+            raise UserError(f"cannot write {self.where}: {describe_os_error(error)}") from error
 
 
 def check_free(where: str | os.PathLike[str], manifest: str = MANIFEST) -> None:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from invdist.data.dataset import Dataset
-from invdist.data.readers import canonical, column_names, find_files, read_columns
-from invdist.errors import UserError
+from invdist.data.prepare.readers import canonical, column_names, find_files, read_columns
+from invdist.runtime.errors import UserError
 from invdist.serving.ids import UNKNOWN, RawIds
 
 PART_ROWS = 1 << 20

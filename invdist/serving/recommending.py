@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from invdist.data.observed import ObservedPairs
 from invdist.data.schema import SPLITS
-from invdist.errors import UserError
+from invdist.data.stream.observed import ObservedPairs
+from invdist.runtime.errors import UserError
 from invdist.serving.annotating import checkpoint_identity
 from invdist.serving.formats import table_writer
 from invdist.serving.opened import OpenedRun

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from invdist.model.frozen import FrozenModel
+from invdist.models.frozen import FrozenModel
 from invdist.serving.ids import UNKNOWN, RawIds
 from invdist.serving.opened import OpenedRun
 from invdist.serving.pairs import Pairs

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from invdist.data.observed import ObservedPairs
-from invdist.errors import UserError
-from invdist.model.frozen import FrozenModel
+from invdist.data.stream.observed import ObservedPairs
+from invdist.models.frozen import FrozenModel
+from invdist.runtime.errors import UserError
 from invdist.serving.grids import grid_of
 
 _USERS = 256

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from invdist.data.labeling import Labeling
-from invdist.data.pipeline import Cut, prepare
-from invdist.data.synthetic import PRESETS, SyntheticLog
+from invdist.data.prepare.labeling import Labeling
+from invdist.data.prepare.pipeline import Cut, prepare
+from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 
 FINISH = Labeling(rules=("finish_rate",))
 

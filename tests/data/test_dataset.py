@@ -16,7 +16,7 @@ import pytest
 
 from invdist.data.dataset import SPLITS, Dataset
 from invdist.data.schema import fingerprint
-from invdist.errors import UserError
+from invdist.runtime.errors import UserError
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from invdist.errors import UserError
 from invdist.evaluation import distributed
 from invdist.evaluation.distributed import distributed_metrics
 from invdist.evaluation.metrics import ranking_metrics
+from invdist.runtime.errors import UserError
 from tests.distributed import run_ranks
 
 WORLD = 3

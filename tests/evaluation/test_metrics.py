@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
-from invdist.benchmarks import metrics as bench
-from invdist.errors import UserError
+from invdist.bench import metrics as bench
 from invdist.evaluation.metrics import ranking_metrics
+from invdist.runtime.errors import UserError
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from invdist import settings
-from invdist.learning.registry import STRATEGIES
+from invdist.config import fields as settings
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Pairs
 from invdist.learning.strategy import Phase, Record, Setting, Strategy
-from invdist.model.build import ModelSpec, build_recommender
-from invdist.model.exchange import Pairs
-from invdist.model.recommender import Recommender
+from invdist.models.build import ModelSpec, build_recommender
+from invdist.models.recommender import Recommender
 
 USERS, ITEMS, DIM, GAMMA = 13, 41, 8, 0.02
 Arrays = dict[str, np.ndarray]
@@ -137,9 +137,9 @@ def execute(rank: int, world_size: int, run: Run) -> Result:
 
 def build(run: Run, model: Recommender) -> Strategy:
     """The strategy of a run with its checked options."""
-    options = settings.build(STRATEGIES.config_type(run.method), run.options)
+    options = settings.build(STRATEGIES.get(run.method).Config, run.options)
     setting = Setting(options=options, unlabeled_rate=run.rate, gamma=GAMMA, users=USERS, items=ITEMS, seed=9)
-    return STRATEGIES.build(run.method, setting, model)
+    return STRATEGIES.get(run.method)(setting, model)
 
 
 def take_step(strategy: Strategy, phase: Phase, rows: Any) -> Record:
@@ -160,7 +160,7 @@ def set_weights(model: Recommender, weights: Arrays) -> None:
     """Writes weights into the shards of this rank."""
     for shard in model.rows.layout.on(model.comm.rank):
         values = torch.from_numpy(weights[shard.table][shard.row : shard.row + shard.rows])
-        model.rows.arena[shard.base : shard.base + shard.rows].copy_(values)
+        model.rows.local_rows[shard.base : shard.base + shard.rows].copy_(values)
     dense = {name: torch.from_numpy(value) for name, value in weights.items() if name not in ("user", "item")}
     model.backbone.load_state_dict(dense)
 

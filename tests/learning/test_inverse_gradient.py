@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from invdist.data.stream import Batch
-from invdist.directions import direction_name
-from invdist.errors import UserError
+from invdist.data.stream.batches import Batch
+from invdist.embeddings.exchange import Pairs
+from invdist.learning.directions import direction_name
 from invdist.learning.inverse_gradient import (
     InverseGradient,
     RanksDisagree,
@@ -26,11 +26,11 @@ from invdist.learning.inverse_gradient import (
 from invdist.learning.losses import log_loss
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Record, unlabeled
-from invdist.model.build import build_recommender
-from invdist.model.exchange import Pairs
-from invdist.model.recommender import Recommender
+from invdist.models.build import build_recommender
+from invdist.models.recommender import Recommender
+from invdist.runtime.errors import UserError
 from tests.distributed import run_ranks
-from tests.model.sharded import (
+from tests.embeddings.sharded import (
     DIM,
     ITEMS,
     USERS,
@@ -118,7 +118,7 @@ def test_a_pass_leaves_no_trace() -> None:
     pulled = plain.pull(exchange)[0]
     losses = log_loss(plain.logits(pulled), rows.label)
     plain.step(plain.gradient(losses.sum(), len(losses), pulled, exchange.routes[0])[0])
-    assert torch.equal(tried.rows.arena, plain.rows.arena)
+    assert torch.equal(tried.rows.local_rows, plain.rows.local_rows)
     for name, state in plain.rows.optimizer.state.items():
         assert torch.equal(tried.rows.optimizer.state[name], state)
     for a, b in zip(tried.backbone.parameters(), plain.backbone.parameters(), strict=True):
@@ -150,7 +150,7 @@ def test_theorem_1(
     model = models[name]
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        model.rows.arena.normal_(0, 0.5, generator=source)
+        model.rows.local_rows.normal_(0, 0.5, generator=source)
         for parameter in model.backbone.parameters():
             parameter.normal_(0, 0.5, generator=source)
         for layer in getattr(model.backbone, "tower", ()):
@@ -246,11 +246,11 @@ def _go_wrong(rank: int, ranks: int) -> dict[str, str]:
         rows = replace(rows, unlabeled_user=spare.user, unlabeled_item=spare.item)
     shard = next(s for s in algorithm.model.rows.layout.on(rank) if s.table == "user")
     if shard.row <= USERS - 1 < shard.row + shard.rows:
-        algorithm.model.rows.arena[shard.base + USERS - 1 - shard.row] = math.nan
+        algorithm.model.rows.local_rows[shard.base + USERS - 1 - shard.row] = math.nan
     record = attempt("nan in an unlabeled row", algorithm, rows)
     assert record is not None
     outcome["direction after nan"] = str(record.details["direction"])
-    broken = algorithm.model.rows.arena.isnan().any(1).sum()
+    broken = algorithm.model.rows.local_rows.isnan().any(1).sum()
     outcome["broken rows"] = str(int(broken))
 
     algorithm = start()

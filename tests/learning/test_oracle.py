@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from invdist.embeddings.exchange import Pairs
 from invdist.learning.inverse_gradient import InverseGradient
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import unlabeled
-from invdist.model.build import build_recommender
-from invdist.model.exchange import Pairs
+from invdist.models.build import build_recommender
 from tests.distributed import run_ranks
-from tests.model.sharded import (
+from tests.embeddings.sharded import (
     DIM,
     ITEMS,
     SHARDINGS,

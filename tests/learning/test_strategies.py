@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from invdist import config
-from invdist.errors import UserError
-from invdist.learning.registry import STRATEGIES
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.comm import Comm
 from invdist.learning.strategies.dns import hardest
 from invdist.learning.strategies.t_ce import globally_largest
 from invdist.learning.strategy import Setting
-from invdist.model.comm import Comm
+from invdist.runtime.errors import UserError
 from tests.distributed import run_ranks
 from tests.learning.harness import DIM, GAMMA, ITEMS, USERS, Result, Run, batches, execute, whole
 from tests.learning.textbook_strategies import TextbookStrategy
@@ -199,9 +199,9 @@ def test_reweighting_by_closed_form() -> None:
         def step(self, gradient):
             pass
 
-    options = STRATEGIES.config_type("r_ce")(b=0.2)
+    options = STRATEGIES.get("r_ce").Config(b=0.2)
     setting = Setting(options=options, unlabeled_rate=0, gamma=1, users=1, items=1)
-    strategy = STRATEGIES.build("r_ce", setting, _Model())  # type: ignore[arg-type]
+    strategy = STRATEGIES.get("r_ce")(setting, _Model())  # type: ignore[arg-type]
     batch = SimpleNamespace(label=torch.tensor([1.0, 0.0]))
     record = strategy.step(strategy.phases(setting)[0], batch, SimpleNamespace(routes=[None]))  # type: ignore[arg-type]
     expected = (-(0.8**0.2) * math.log(0.8) - 0.6**0.2 * math.log(0.6)) / 2
@@ -351,7 +351,7 @@ def test_unknown_or_wrong_options_are_refused(method: str, wrong: dict[str, Any]
     ],
 )
 def test_a_rate_that_a_strategy_cannot_serve_is_refused(method: str, rate: int, key: str) -> None:
-    options = STRATEGIES.config_type(method)()
+    options = STRATEGIES.get(method).Config()
     setting = Setting(options=options, unlabeled_rate=rate, gamma=1, users=1, items=1)
     with pytest.raises(UserError, match=key):
-        STRATEGIES.phases(method, setting)
+        STRATEGIES.get(method).phases(setting)

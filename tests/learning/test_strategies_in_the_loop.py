@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from invdist import config as configs
-from invdist.engine.loop import Trainer
-from invdist.learning.registry import STRATEGIES
-from invdist.model.exchange import Pairs
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Pairs
+from invdist.training.trainer import Trainer
 from tests.distributed import run_ranks
 
 # 3,600 labeled rows by 150 are 24 steps: a checkpoint in the middle, and one at the end.

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from invdist import config as configs
-from invdist.engine.loop import Trainer
+from invdist.embeddings.exchange import Pairs
 from invdist.learning.warmup import PHASE, _told_apart
-from invdist.model.exchange import Pairs
+from invdist.training.trainer import Trainer
 from tests.distributed import run_ranks
 
 # 3,600 labeled rows by 300: 12 steps a pass, 24 of warm start; the checkpoint at 18 is in the middle of it.
@@ -47,7 +47,7 @@ def _fit(rank: int, world_size: int, data: str, run: str) -> dict[str, Any]:
         start()
         rows, k = trainer.model.rows, 4
         for shard in rows.layout.on(rank):
-            started[shard.table] = rows.arena[shard.base : shard.base + shard.rows, :k].clone().numpy()
+            started[shard.table] = rows.local_rows[shard.base : shard.base + shard.rows, :k].clone().numpy()
         started["output"] = trainer.model.backbone.output.weight.detach().clone().numpy()  # type: ignore[union-attr]
 
     trainer.strategy._start = watched  # type: ignore[attr-defined]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from invdist.config.fields import Share
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
-from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
-from invdist.model.exchange import Exchange
-from invdist.settings import Share
 
 
 @STRATEGIES.register("smoothed")

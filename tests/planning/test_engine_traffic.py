@@ -16,10 +16,10 @@ CANDIDATES = [-3.0, -1.0, 0.0, 1.0]
 
 def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int, list[list[int]]]]:
     """Bytes and collectives of one step of each kind, and the owners of each table's pieces."""
-    from invdist.data.stream import Batch
-    from invdist.learning.registry import STRATEGIES
+    from invdist.config.registry import STRATEGIES
+    from invdist.data.stream.batches import Batch
     from invdist.learning.strategy import Setting
-    from invdist.model.build import ModelSpec, build_recommender
+    from invdist.models.build import ModelSpec, build_recommender
 
     counted = {}
     # Every row is asked for equally often, so each owner's share is exactly the expected one.
@@ -40,13 +40,13 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
         for method, phase in (("none", 0), ("ig", 1)):
             options = {"candidates": CANDIDATES} if method == "ig" else {}
             setting = Setting(
-                options=STRATEGIES.config_type(method)(**options),
+                options=STRATEGIES.get(method).Config(**options),
                 unlabeled_rate=RATE,
                 gamma=1e-3,
                 users=USERS,
                 items=ITEMS,
             )
-            strategy = STRATEGIES.build(method, setting, model)
+            strategy = STRATEGIES.get(method)(setting, model)
             chosen = strategy.phases(setting)[phase]
             before = model.comm.traffic.bytes, model.comm.traffic.collectives
             exchange = model.exchange(*strategy.groups(chosen, batch)).finish()

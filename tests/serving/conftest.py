@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training import train_here
+from tests.runs import train_here
 
 KINDS = {
     "gmf": (),

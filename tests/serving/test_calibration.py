@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_recall_curve, precision_score, recall_score
 
-from invdist.errors import UserError
+from invdist.runtime.errors import UserError
 from invdist.serving.calibration import calibrate, choose_threshold, quality
 from invdist.serving.opened import open_run
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from invdist import prepare
-from invdist.engine.scoring import score_pairs
-from invdist.engine.trained import open_trained
-from invdist.errors import UserError
+from invdist.cli import prepare
 from invdist.learning.strategy import Strategy
+from invdist.runtime.errors import UserError
 from invdist.serving.opened import open_run
 from invdist.serving.scoring import logits
+from invdist.training.scoring import score_pairs
+from invdist.training.trained import open_trained
 
 
 @pytest.mark.parametrize("kind", ["gmf", "neumf", "means"])

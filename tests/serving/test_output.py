@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from invdist.errors import UserError
+from invdist.runtime.errors import UserError
 from invdist.serving.output import Output, check_free
 
 JOB = {"kind": "test", "threshold": 0.5}

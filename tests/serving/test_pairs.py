@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from invdist.data.dataset import Dataset
-from invdist.errors import UserError
+from invdist.runtime.errors import UserError
 from invdist.serving.ids import RawIds
 from invdist.serving.pairs import FilePairs, Pairs, Source, UnclearPairs, match, read_users
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from invdist.data.observed import ObservedPairs
-from invdist.errors import UserError
-from invdist.model.backbones import BACKBONES, Backbone
-from invdist.model.frozen import Additive, FrozenModel
+from invdist.config.registry import BACKBONES
+from invdist.data.stream.observed import ObservedPairs
+from invdist.models.backbone import Backbone
+from invdist.models.frozen import Additive, FrozenModel
+from invdist.runtime.errors import UserError
 from invdist.serving.grids import Pairwise, grid_of
 from invdist.serving.topk import TopK
 
@@ -35,7 +36,7 @@ def _model(kind: str, items: int) -> FrozenModel:
     elif name == "odd":
         backbone = _Odd()
     else:
-        backbone = BACKBONES.build(name, dim=8, bias=bool(bias), dropout=0.5)
+        backbone = BACKBONES.get(name)(dim=8, bias=bool(bias), dropout=0.5)
     return FrozenModel(torch.randn(USERS, backbone.columns), torch.randn(items, backbone.columns), backbone)
 
 

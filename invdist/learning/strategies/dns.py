@@ -8,11 +8,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from invdist.learning.registry import STRATEGIES
+from invdist.config.fields import Range
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.strategies.ns import NegativeSampling
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, unlabeled
-from invdist.model.exchange import Exchange, Pairs
-from invdist.settings import Range
 
 
 @STRATEGIES.register("dns")
@@ -32,12 +32,12 @@ class DynamicNegativeSampling(NegativeSampling):
         return (Phase("train", LABELED, per_row, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
-        return (self.model.sought(unlabeled(batch)),)
+        return (self.model.ids_to_fetch(unlabeled(batch)),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         candidates = unlabeled(batch)
         with self.watch("candidates"):
-            chosen = hardest(self.model.look(exchange, candidates), self.options.candidates)
+            chosen = hardest(self.model.score_fetched(exchange, candidates), self.options.candidates)
         # A new exchange for the chosen: rows that were only looked at must not be moved by a lazy optimizer.
         return self.step_with(batch, Pairs(candidates.user[chosen], candidates.item[chosen]))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from invdist.config.registry import STRATEGIES
 from invdist.learning.losses import inverse_dual_loss
 from invdist.learning.mixture import Mixture
-from invdist.learning.registry import STRATEGIES
 
 
 @STRATEGIES.register("idl")

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from invdist.config.fields import Count, Positive
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Exchange
 from invdist.learning.inverse_gradient import InverseGradient
 from invdist.learning.losses import log_loss
-from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import Batch, Phase, Record, Setting, Strategy
-from invdist.model.exchange import Exchange
-from invdist.model.recommender import Recommender
-from invdist.settings import Count, Positive
+from invdist.models.recommender import Recommender
 
 
 @STRATEGIES.register("ig")

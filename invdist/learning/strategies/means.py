@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from invdist.config.fields import Positive
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.losses import log_loss
-from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
-from invdist.model.exchange import Exchange, Pairs
-from invdist.model.frozen import Additive, FrozenModel
-from invdist.model.recommender import Recommender
-from invdist.settings import Positive
+from invdist.models.frozen import Additive, FrozenModel
+from invdist.models.recommender import Recommender
 
 
 @STRATEGIES.register("means")

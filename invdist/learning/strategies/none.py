@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
-from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
-from invdist.model.exchange import Exchange
 
 
 @STRATEGIES.register("none")

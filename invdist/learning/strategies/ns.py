@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from invdist.config.registry import STRATEGIES
 from invdist.learning.mixture import Mixture
-from invdist.learning.registry import STRATEGIES
 
 
 @STRATEGIES.register("ns")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from invdist.config.fields import NonNegative
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
-from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
-from invdist.model.exchange import Exchange
-from invdist.settings import NonNegative
 
 
 @STRATEGIES.register("r_ce")

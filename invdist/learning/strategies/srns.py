@@ -13,15 +13,15 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from invdist.errors import UserError
+from invdist.config.fields import Count, NonNegative, Positive, Range
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.candidate_memory import CandidateMemory, noise_of
 from invdist.learning.ramp import Ramp
-from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategies.ns import NegativeSampling
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, unlabeled
-from invdist.model.exchange import Exchange, Pairs
-from invdist.model.recommender import Recommender
-from invdist.settings import Count, NonNegative, Positive, Range
+from invdist.models.recommender import Recommender
+from invdist.runtime.errors import UserError
 
 
 class _Asked(NamedTuple):
@@ -83,13 +83,13 @@ class RobustNegativeSampling(NegativeSampling):
         return (Phase("train", LABELED, o.fresh, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
-        return (self.model.sought(self._ask(batch).pairs),)
+        return (self.model.ids_to_fetch(self._ask(batch).pairs),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         rate = self.setting.unlabeled_rate
         with self.watch("candidates"), torch.no_grad():
             asked = self._ask(batch)
-            fresh_logit = self.model.look(exchange, asked.pairs)
+            fresh_logit = self.model.score_fetched(exchange, asked.pairs)
             item = self._from_owners(asked, fresh_logit.view_as(asked.fresh))
             user = asked.user[asked.row].repeat_interleave(rate)
             chosen = Pairs(user, item[asked.row].view(-1))

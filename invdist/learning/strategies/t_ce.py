@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from invdist.config.fields import Count, Share
+from invdist.config.registry import STRATEGIES
+from invdist.embeddings.comm import Comm
+from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
 from invdist.learning.ramp import Ramp
-from invdist.learning.registry import STRATEGIES
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
-from invdist.model.comm import Comm
-from invdist.model.exchange import Exchange
-from invdist.model.recommender import Recommender
-from invdist.settings import Count, Share
+from invdist.models.recommender import Recommender
 
 
 @STRATEGIES.register("t_ce")

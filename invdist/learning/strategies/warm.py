@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from invdist.learning.registry import STRATEGIES
+from invdist.config.registry import STRATEGIES
 from invdist.learning.strategies.ig import InverseGradientStrategy
 from invdist.learning.strategies.none import LogLoss
 from invdist.learning.warmup import Warmup, WarmupOptions

@@ -1,0 +1,5 @@
+"""`python -m invdist COMMAND ...` is `invdist COMMAND ...`."""
+
+from invdist.cli.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The benchmarks behind `invdist bench`: each module offers `add_arguments` and `run`."""

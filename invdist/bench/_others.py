@@ -1,0 +1,117 @@
+"""The steps this engine is compared with: TorchRec's own fused step, and the authors' three copies."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from invdist.config.registry import BACKBONES
+from invdist.data.stream.batches import Batch
+from invdist.learning.losses import inverse_dual_loss, log_loss
+
+
+class FusedStep:
+    """A log-loss step as TorchRec offers it: sharded rows with fused SGD inside `backward`, dense SGD beside."""
+
+    def __init__(self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch]) -> None:
+        import torchrec
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from torchrec.distributed import DistributedModelParallel
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
+        from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        ranks = torch.distributed.get_world_size()
+        backbone = BACKBONES.get(model)(dim=dim)
+        columns = backbone.columns
+        collection = torchrec.EmbeddingCollection(
+            tables=[
+                torchrec.EmbeddingConfig(name=name, num_embeddings=rows, embedding_dim=columns, feature_names=[name])
+                for name, rows in (("user", users), ("item", items))
+            ],
+            device=torch.device("meta"),
+        )
+        sharders: Any = [
+            EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1e-3})
+        ]
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=ranks, compute_device="cpu", ddr_cap=1 << 38),
+            constraints={
+                name: ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+                for name in ("user", "item")
+            },
+        )
+        plan = planner.collective_plan(collection, sharders, torch.distributed.group.WORLD)
+        self.rows = DistributedModelParallel(collection, device=torch.device("cpu"), plan=plan, sharders=sharders)
+        self.backbone = nn.parallel.DistributedDataParallel(backbone) if ranks > 1 else backbone
+        self.dense = torch.optim.SGD(backbone.parameters(), lr=1e-3)
+        self._batches = cycle(batches)
+
+    def __call__(self, steps: int) -> float:
+        """Mean seconds of a step."""
+        from torchrec import KeyedJaggedTensor
+
+        torch.distributed.barrier()
+        started = time.perf_counter()
+        for _ in range(steps):
+            batch = next(self._batches)
+            ids = torch.cat([batch.user, batch.item])
+            found = self.rows(KeyedJaggedTensor(["user", "item"], ids, lengths=torch.ones_like(ids, dtype=torch.int32)))
+            logit = self.backbone(found["user"].values(), found["item"].values())
+            loss = log_loss(logit, batch.label).mean()
+            self.dense.zero_grad()
+            loss.backward()
+            self.dense.step()
+        return (time.perf_counter() - started) / steps
+
+
+class ThreeCopiesStep:
+    """Phase 2 the way the authors' code has it: three deep copies of a model in one process, dense gradients."""
+
+    def __init__(self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch]) -> None:
+        self.model = _Dense(users, items, model, dim)
+        self.gamma_step = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self._batches = cycle(batches)
+
+    def __call__(self, steps: int) -> float:
+        """Mean seconds of a step."""
+        started = time.perf_counter()
+        for _ in range(steps):
+            self._step(next(self._batches))
+        return (time.perf_counter() - started) / steps
+
+    def _step(self, batch: Batch) -> None:
+        assert batch.unlabeled_user is not None
+        assert batch.unlabeled_item is not None
+        candidates: list[tuple[float, nn.Module]] = []
+        for sign in (1.0, 0.0, -1.0):  # direct, pass, inverse
+            candidate = copy.deepcopy(self.model)
+            if sign:
+                inner = torch.optim.Adam(candidate.parameters(), lr=1e-4)
+                loss = inverse_dual_loss(candidate(batch.unlabeled_user, batch.unlabeled_item))[0].mean()
+                (sign * loss).backward()
+                inner.step()
+            with torch.no_grad():
+                loss = log_loss(candidate(batch.user, batch.item), batch.label).mean()
+            candidates.append((loss.item(), candidate))
+        self.model.load_state_dict(min(candidates, key=lambda c: c[0])[1].state_dict())
+        self.gamma_step.zero_grad()
+        log_loss(self.model(batch.user, batch.item), batch.label).mean().backward()
+        self.gamma_step.step()
+
+
+class _Dense(nn.Module):
+    def __init__(self, users: int, items: int, model: str, dim: int) -> None:
+        super().__init__()
+        self.backbone = BACKBONES.get(model)(dim=dim)
+        self.user = nn.Embedding(users, self.backbone.columns)
+        self.item = nn.Embedding(items, self.backbone.columns)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return self.backbone(self.user(user), self.item(item))

@@ -1,0 +1,139 @@
+"""Steps of this engine on random batches, driven as in training, on gloo ranks of their own."""
+
+from __future__ import annotations
+
+import multiprocessing.queues
+import os
+import queue
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from invdist.config.registry import STRATEGIES
+from invdist.data.stream.batches import Batch
+from invdist.learning.strategy import Setting
+from invdist.models.recommender import Recommender
+from invdist.runtime.errors import UserError
+from invdist.runtime.process import configure_process
+from invdist.training.prefetch import with_exchange
+
+_BATCHES = 16  # different ones, so that no batch finds its rows in the cache because it was there a step ago
+_POLL_S = 1.0
+
+
+def random_batches(users: int, items: int, rows: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
+    """Batches of `rows` labeled and `rows` unlabeled pairs, different on every rank.
+
+    Pairs are drawn uniformly: the hardest case, since hardly a row repeats within a batch.
+    """
+    source = torch.Generator().manual_seed(rank)
+
+    def draw(count: int) -> Tensor:
+        return torch.randint(count, (rows,), generator=source)
+
+    return [
+        Batch(draw(users), draw(items), draw(2).float(), draw(users), draw(items), rows * ranks, step)
+        for step in range(_BATCHES)
+    ]
+
+
+class Driver:
+    """Takes steps of one strategy, ids exchanged ahead by the pipeline of the training loop."""
+
+    def __init__(self, model: Recommender, method: str, phase: int, batches: Sequence[Batch], **options: Any) -> None:
+        setting = Setting(
+            options=STRATEGIES.get(method).Config(**options), unlabeled_rate=1, gamma=1e-3, users=0, items=0
+        )
+        self.model = model
+        self.strategy = STRATEGIES.get(method)(setting, model)
+        self.phase = self.strategy.phases(setting)[phase]
+        self._steps = with_exchange(cycle(batches), self.strategy, self.phase, self.strategy.watch)
+
+    def __call__(self, steps: int) -> float:
+        """Mean seconds of a step."""
+        self.model.comm.barrier()
+        started = time.perf_counter()
+        for batch, exchange in islice(self._steps, steps):
+            self.strategy.step(self.phase, batch, exchange)
+        return (time.perf_counter() - started) / steps
+
+
+def memory_mb(kind: str) -> float:
+    """Memory of this process: `VmRSS` now, `VmHWM` at its peak."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(f"{kind}:"))
+
+
+def on_ranks(function: Callable[..., Any], ranks: int, *args: Any, together: bool = True) -> list[Any]:
+    """Calls `function(rank, *args)` in fresh processes, one thread each.
+
+    They form one gloo group, or if not `together` each is alone in its own.
+    """
+    context = mp.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        results = context.Queue()
+        groups = [(rank, ranks, "store") if together else (0, 1, f"store-{rank}") for rank in range(ranks)]
+        processes = [
+            context.Process(
+                target=_rank,
+                args=(rank, place, size, os.path.join(folder, store), results, function, args),
+                daemon=True,
+            )
+            for rank, (place, size, store) in enumerate(groups)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            return _collect(results, processes)
+        finally:
+            for process in processes:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+
+
+def _collect(results: multiprocessing.queues.Queue, processes: Sequence[Any]) -> list[Any]:
+    by_rank: dict[int, Any] = {}
+    while len(by_rank) < len(processes):
+        try:
+            rank, result, error = results.get(timeout=_POLL_S)
+        except queue.Empty:
+            # A rank killed for want of memory leaves no message.
+            dead = [r for r, p in enumerate(processes) if p.exitcode and r not in by_rank]
+            if dead:
+                raise UserError(
+                    f"rank {dead[0]} ended with code {processes[dead[0]].exitcode} (-9: out of memory?)"
+                ) from None
+            continue
+        if error:
+            raise RuntimeError(f"rank {rank}:\n{error}")
+        by_rank[rank] = result
+    return [by_rank[rank] for rank in range(len(processes))]
+
+
+def _rank(
+    rank: int,
+    place: int,
+    size: int,
+    store: str,
+    results: Any,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    configure_process(threads=1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=place, world_size=size)
+    try:
+        results.put((rank, function(rank, *args), None))
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+    finally:
+        dist.destroy_process_group()

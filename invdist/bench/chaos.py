@@ -1,0 +1,140 @@
+"""Kills workers at random while they train, and compares what comes out with an undisturbed run.
+
+`kills` counts SIGKILLs that hit a working rank; `max_recovery_s` is the longest time from a kill to the next step taken
+by the restarted group; `lost_rows` and `doubled_rows` are what the epochs' accounts miss or have too much;
+`weights_equal` is true when the last checkpoint of both runs is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from invdist.runtime.errors import UserError
+from invdist.runtime.install import check_stack
+
+_SETTINGS: dict[str, Any] = {
+    "method": "ig",
+    "data": {"batch_size": 256},
+    "unlabeled": {"rate": 2},
+    "rows": {"dim": 16, "sharding": "row_wise"},
+    "training": {"patience": 1_000_000, "log_every": 1},
+    "checkpoint": {"every_steps": 20},
+    "ray": {"workers": 2, "device": "cpu", "max_failures": -1, "timeout_s": 60},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long to go on killing (default: 2)")
+    parser.add_argument("--kills", type=int, default=1_000_000, help="kill at most this often")
+    parser.add_argument("--epochs", type=int, default=0, help="length of the run (default: what fits the minutes)")
+    parser.add_argument("--data", help="a prepared data set (default: the synthetic preset tiny)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills")
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """Trains twice, once under fire, and compares."""
+    check_stack()
+    from invdist import config as configs
+    from invdist.data.dataset import Dataset
+    from invdist.training import ray_backend, run_folder
+    from invdist.training.compare import rows_seen, same_weights
+
+    with tempfile.TemporaryDirectory() as folder, ray_backend.connected(cpus=2):
+        data = args.data or _tiny(folder)
+        dataset = Dataset.open(data)
+        # About 200 epochs a minute on the smallest data set, were there no kills.
+        epochs = args.epochs or max(20, int(30 * args.minutes))
+        runs: dict[str, Path] = {}
+        killer = _Killer(args.minutes * 60, args.kills, args.seed)
+        for name in ("disturbed", "undisturbed"):
+            overrides = [f"data.path={data}", f"training.epochs={epochs}", f"runs={folder}", f"name={name}"]
+            config = configs.from_mapping(_SETTINGS, overrides)
+            runs[name] = run_folder.create(config, dataset)
+            with killer.watching(runs[name]) if name == "disturbed" else contextlib.nullcontext():
+                ray_backend.fit(config, runs[name])
+        rows = dataset.rows["train"] + dataset.rows["training_test"]
+        return {
+            "kills": killer.kills,
+            **rows_seen(runs["disturbed"], rows),
+            "epochs": epochs,
+            "weights_equal": same_weights(runs["disturbed"], runs["undisturbed"]),
+            "max_recovery_s": max(killer.recoveries, default=0.0),
+            "mean_recovery_s": sum(killer.recoveries) / max(len(killer.recoveries), 1),
+        }
+
+
+def _tiny(folder: str) -> str:
+    from invdist.cli import prepare
+
+    data = str(Path(folder) / "data")
+    with contextlib.redirect_stdout(None):
+        if prepare.main(["synthetic", "--output", data, "preset=tiny"]):
+            raise UserError("the synthetic data set could not be prepared")
+    return data
+
+
+class _Killer:
+    """Kills a random rank of a run every few seconds, once it is at work, and times how long work stands still."""
+
+    def __init__(self, seconds: float, most: int, seed: int) -> None:
+        self.kills, self.recoveries = 0, []
+        self._seconds, self._most, self._random = seconds, most, random.Random(seed)
+        self._end = threading.Event()
+
+    @contextlib.contextmanager
+    def watching(self, run: Path):
+        """Kills from a thread of its own while the block runs."""
+        thread = threading.Thread(target=self._watch, args=(run / "metrics.jsonl",), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._end.set()
+            thread.join()
+
+    def _watch(self, path: Path) -> None:
+        deadline = time.monotonic() + self._seconds
+        killed_at: float | None = None
+        pids: list[int] = []
+        steps_to_go, offset = 0, 0
+        while not self._end.wait(0.02):
+            for event in (events := _new_events(path, offset))[0]:
+                if event["event"] == "start":
+                    pids, steps_to_go = event["pids"], self._random.randrange(5, 150)
+                elif event["event"] == "step" and pids:
+                    if killed_at is not None:
+                        self.recoveries.append(time.monotonic() - killed_at)
+                        killed_at = None
+                    steps_to_go -= 1
+            offset = events[1]
+            if pids and steps_to_go <= 0 and time.monotonic() < deadline and self.kills < self._most:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._random.choice(pids), signal.SIGKILL)
+                    self.kills += 1
+                    killed_at = time.monotonic()
+                pids = []
+
+
+def _new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Whole lines written after `offset`, and where they end."""
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < offset:  # a restarted writer cut off what its predecessor left of a line
+            return [], size
+        file.seek(offset)
+        content = file.read()
+    whole = content.rfind(b"\n") + 1
+    return [json.loads(line) for line in content[:whole].splitlines()], offset + whole

@@ -1,0 +1,66 @@
+"""How long a checkpoint holds up a step, and how long it is written and loaded: one rank, GMF, rows with Adam state.
+
+The first save meets fresh memory and takes longer; its snapshot's room is kept for the following ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from invdist.config.registry import STRATEGIES
+from invdist.learning.strategy import Setting
+from invdist.models.build import ModelSpec, build_recommender
+from invdist.runtime.errors import UserError
+from invdist.training.checkpoint import CheckpointStore, Position
+from invdist.training.trained import single_rank
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `invdist bench checkpoint`."""
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of users and items together")
+    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--saves", type=int, default=4, help="the median of all but the first is reported")
+    parser.add_argument("--folder", default=None, help="where to write; default: the temporary folder of the system")
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """Measures asynchronous saves, and loads the last one back."""
+    if args.rows < 2 or args.dim < 4 or args.saves < 2:
+        raise UserError("--rows and --saves must be at least 2, --dim at least 4")
+    users = args.rows // 2
+    with single_rank(), tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        model = build_recommender(ModelSpec(users=users, items=args.rows - users, dim=args.dim), torch.device("cpu"))
+        setting = Setting(
+            options=STRATEGIES.get("none").Config(), unlabeled_rate=1, gamma=1e-3, users=users, items=users
+        )
+        strategy = STRATEGIES.get("none")(setting, model)
+        store = CheckpointStore(folder, model.comm, keep_last=1)
+        blocked, written = [], []
+        for step in range(args.saves):
+            started = time.perf_counter()
+            store.save(model, strategy, Position(global_step=step), {})
+            returned = time.perf_counter()
+            store.wait()
+            blocked.append(returned - started)
+            written.append(time.perf_counter() - returned)
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+        started = time.perf_counter()
+        newest = store.latest()
+        assert newest is not None
+        store.load(newest, model, strategy)
+        load = time.perf_counter() - started
+    return {
+        "rows": args.rows,
+        "dim": args.dim,
+        "bytes": size,
+        "first_save_blocks_s": blocked[0],
+        "save_blocks_s": statistics.median(blocked[1:]),
+        "background_write_s": statistics.median(written[1:]),
+        "load_s": load,
+    }

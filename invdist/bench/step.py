@@ -1,0 +1,120 @@
+"""Time of a training step: this engine's, TorchRec's fused one and the authors' three copies, interleaved.
+
+Every rank is a process with one thread and a batch of its own; ids are uniformly random, so that hardly a
+row repeats. `ratio` is an Inverse Gradient step over two plain steps: it reads two batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import torch
+
+from invdist.bench._others import FusedStep, ThreeCopiesStep
+from invdist.bench._steps import Driver, memory_mb, on_ranks, random_batches
+from invdist.config.registry import BACKBONES
+from invdist.models.build import ModelSpec, build_recommender
+from invdist.runtime.errors import UserError
+
+LINE_SEARCH = [-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]
+_CHUNK_STEPS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `invdist bench step`; the defaults are the tables of Micro Video."""
+    parser.add_argument("--world-size", type=int, default=1, help="gloo processes on this machine")
+    parser.add_argument("--users", type=int, default=37_692)
+    parser.add_argument("--items", type=int, default=131_690)
+    parser.add_argument("--dim", type=int, default=32, help="k of the paper")
+    parser.add_argument("--batch", type=int, default=1024, help="labeled rows a rank and step")
+    parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
+    parser.add_argument("--repeats", type=int, default=41, help="medians are over so many chunks of each kind")
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """Measures everything in one run; times are medians in milliseconds on the first rank."""
+    sizes = {name: getattr(args, name) for name in ("users", "items", "dim", "batch")}
+    for name, value in {**sizes, "world-size": args.world_size, "repeats": args.repeats}.items():
+        if value < 1:
+            raise UserError(f"--{name} must be at least 1, not {value}")
+    if args.dim % 4:
+        raise UserError(f"--dim must be a multiple of 4, as FBGEMM wants, not {args.dim}")
+    ranks = on_ranks(_measure, args.world_size, args.world_size, args.model, sizes, args.repeats)
+    first = ranks[0]
+    plain, ig, fused, textbook = (first[f"{name}_ms"] for name in ("plain", "ig", "fused", "textbook"))
+    return {
+        "world_size": args.world_size,
+        "model": args.model,
+        **sizes,
+        **first,
+        "ratio": ig / (2 * plain),
+        "plain_vs_fused": plain / fused,
+        "ig_vs_fused": ig / fused,
+        "speedup_vs_textbook": textbook / ig,
+        "candidates7_vs_3": first["candidates7_ms"] / ig,
+        "bytes_sent_per_rank": max(rank["bytes_sent_per_rank"] for rank in ranks),
+        "rss_mb": max(rank["rss_mb"] for rank in ranks),
+    }
+
+
+def plain_step_ms(users: int, items: int, dim: int, batch: int) -> float:
+    """Median milliseconds of a plain GMF step on one rank, in a process of its own."""
+    return on_ranks(_measure_plain, 1, {"users": users, "items": items, "dim": dim, "batch": batch})[0]
+
+
+def _measure_plain(rank: int, sizes: dict[str, int]) -> float:
+    model, batches = _build(rank, 1, "gmf", sizes)
+    plain = Driver(model, "none", 0, batches)
+    plain(_CHUNK_STEPS)
+    return 1e3 * statistics.median(plain(_CHUNK_STEPS) for _ in range(41))
+
+
+def _build(rank: int, ranks: int, model: str, sizes: dict[str, int]):
+    users, items, dim, batch = (sizes[name] for name in ("users", "items", "dim", "batch"))
+    spec = ModelSpec(users=users, items=items, model=model, dim=dim, batch_size=batch * ranks, sharding="row_wise")
+    recommender = build_recommender(spec, torch.device("cpu"))
+    return recommender, random_batches(users, items, batch, rank=rank, ranks=ranks)
+
+
+def _measure(rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: int) -> dict[str, float]:
+    recommender, batches = _build(rank, ranks, model, sizes)
+    ours = {
+        "plain": Driver(recommender, "none", 0, batches),
+        "ig": Driver(recommender, "ig", 1, batches),
+        "candidates7": Driver(recommender, "ig", 1, batches, candidates=LINE_SEARCH),
+    }
+    figures: dict[str, float] = {}
+    for name, driver in ours.items():
+        driver(_CHUNK_STEPS)
+        figures |= _traffic(driver, "plain_" if name == "plain" else "") if name != "candidates7" else {}
+    # Before the tables of the others are made.
+    figures["rss_mb"] = memory_mb("VmRSS")
+
+    others = {
+        "fused": FusedStep(sizes["users"], sizes["items"], model, sizes["dim"], batches),
+        "textbook": ThreeCopiesStep(sizes["users"], sizes["items"], model, sizes["dim"], batches),
+    }
+    others["fused"](_CHUNK_STEPS)
+    seconds: dict[str, list[float]] = {name: [] for name in (*ours, *others)}
+    for chunk in range(repeats):
+        for name, step in {**ours, "fused": others["fused"]}.items():
+            # Chunks of like length: on a busy machine a longer one is interrupted more often.
+            seconds[name].append(step((2 if name == "plain" else 1) * _CHUNK_STEPS))
+        # One process computes it: on the first rank, while the others wait. It is slow, so a few will do.
+        if chunk % 10 == 0 and rank == 0:
+            seconds["textbook"].append(others["textbook"](1))
+        recommender.comm.barrier()
+    return figures | {f"{name}_ms": 1e3 * statistics.median(s) for name, s in seconds.items() if s}
+
+
+def _traffic(driver: Driver, prefix: str) -> dict[str, float]:
+    """Collectives and bytes of one step, averaged over a chunk (how many rows stay on their rank is chance)."""
+    traffic = driver.model.comm.traffic
+    before = traffic.collectives, traffic.bytes
+    driver(_CHUNK_STEPS)
+    barrier = int(driver.model.comm.size > 1)
+    return {
+        f"{prefix}collectives": (traffic.collectives - before[0] - barrier) / _CHUNK_STEPS,
+        f"{prefix}bytes_sent_per_rank": round((traffic.bytes - before[1]) / _CHUNK_STEPS),
+    }

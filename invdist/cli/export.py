@@ -1,0 +1,35 @@
+"""Exports the best checkpoint of a run: tensors, a card, and a program that scores pairs without invdist.
+
+invdist export --run RUN [--output DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from invdist.runtime.errors import exit_on_user_error
+from invdist.serving import options
+
+
+@exit_on_user_error
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exports, and prints what is where."""
+    parser = argparse.ArgumentParser(prog="invdist export", description=__doc__)
+    options.add_run(parser)
+    parser.add_argument("--output", metavar="DIR", help="the new folder (default: RUN/export)")
+    args = parser.parse_intermixed_args(argv)
+    output = args.output or str(Path(args.run) / "export")
+
+    from invdist.serving.exporting import export
+    from invdist.serving.opened import open_run
+    from invdist.serving.output import check_free
+
+    run = open_run(args.run, args.overrides)
+    check_free(output)
+    card = export(run, output)
+    for name, entry in card["files"].items():
+        print(f"{entry['bytes']:>14,}  {output}/{name}")
+    print(f"{output}/card.json")
+    return 0

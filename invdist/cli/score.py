@@ -1,0 +1,52 @@
+"""Scores given user-item pairs with the best checkpoint of a run: logits and probabilities.
+
+invdist score --run RUN --input PAIRS.csv [--output DIR] [--format parquet|csv|jsonl]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from invdist.runtime.errors import exit_on_user_error
+from invdist.serving import options
+from invdist.serving.formats import FORMATS
+
+
+@exit_on_user_error
+def main(argv: Sequence[str] | None = None) -> int:
+    """Scores, and writes a folder or prints CSV."""
+    parser = argparse.ArgumentParser(prog="invdist score", description=__doc__)
+    options.add_run(parser)
+    parser.add_argument(
+        "--input", nargs="+", required=True, metavar="PATH", help="CSV or parquet files of raw pairs, or their folder"
+    )
+    options.add_pairs(parser)
+    parser.add_argument("--output", metavar="DIR", help="the new folder of scores (default: CSV on the terminal)")
+    parser.add_argument("--format", choices=FORMATS, default="parquet", help="of the output (default: parquet)")
+    args = parser.parse_intermixed_args(argv)
+    inputs, overrides = options.separate(args.input, args.overrides)
+
+    from invdist.serving.formats import table_writer
+    from invdist.serving.opened import open_run
+    from invdist.serving.output import check_free
+    from invdist.serving.pairs import FilePairs
+    from invdist.serving.recommending import ScoreTables, write_tables
+    from invdist.serving.scoring import Scorer
+
+    if args.output:
+        check_free(args.output)
+    run = open_run(args.run, overrides)
+    source = FilePairs(inputs, args.user_column, args.item_column)
+    scores = ScoreTables(Scorer.of(run, args.unknown))
+    if args.output:
+        about = {"unknown": args.unknown, "prior": run.prior, "counts": scores.counts}
+        write_tables(run, args.output, "scores", args.format, scores.schema, scores.of(source), about=lambda: about)
+    else:
+        with table_writer(sys.stdout.buffer, scores.schema, "csv") as writer:
+            for table in scores.of(source):
+                writer.write_table(table)
+        sys.stdout.flush()
+    print(options.counts_text(scores.counts, args.unknown), file=sys.stderr)
+    return 0

@@ -1,0 +1,187 @@
+"""The settings of a training run: one dataclass per section of the YAML file.
+
+Options of a learning strategy are in a section of its own name (`ig:`), typed by the dataclass that it registers.
+Sections of other strategies may be there too, so one file serves several methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from invdist.config.fields import Count, CountOrZero, NonNegative, OneOf, Positive, Range, Share
+from invdist.config.registry import BACKBONES, STRATEGIES
+
+BelowOne = Annotated[float, Range(at_least=0, below=1)]
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    """Which prepared data set, and how it is streamed."""
+
+    path: str
+    """Folder or URI of a data set made by `invdist prepare`."""
+    batch_size: Count = 1024
+    """Labeled rows per step, summed over all workers: the run is the same at any number of workers."""
+    eval_batch_size: Count = 16384
+    """Rows scored at a time by each worker during evaluation: on a CPU, larger ones leave the cache."""
+    readers: CountOrZero = 1
+    """Ray actors that read shards and sample unlabeled rows; 0 reads inside each worker."""
+    prefetch: Count = 2
+    """Blocks that each worker fetches ahead."""
+    window_rows: Count = 262144
+    """Rows that are shuffled together; the memory of a reader grows with it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class UnlabeledConfig:
+    """Where rows without a label come from."""
+
+    source: Literal["exposures", "sampled", "mix"] = "exposures"
+    """`exposures`: shown but unclear rows of the data; `sampled`: random unobserved pairs; `mix`: both."""
+    mix: Share = 0.5
+    """Share of exposures when the source is `mix`."""
+    rate: CountOrZero = 1
+    """Unlabeled rows per labeled row of a step."""
+    popularity: NonNegative = 0.0
+    """Sampled items are drawn with a chance ~ count^popularity; 0 is uniform."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RowsConfig:
+    """The sharded embedding tables."""
+
+    dim: Count = 32
+    """Embedding size k of GMF, a multiple of 4; NeuMF's tower takes 4k more columns of the same table."""
+    sharding: Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"] = "auto"
+    """How tables are cut over workers; `auto` leaves it to TorchRec's planner."""
+    optimizer: Literal["adam", "sgd", "rowwise_adagrad"] = "adam"
+    """Optimizer of embedding rows; it moves only the rows that a step touches."""
+    hbm_gb: Positive = 32.0
+    """Memory of one GPU that the planner may fill."""
+    ddr_gb: Positive = 128.0
+    """Memory of one host that the planner may fill."""
+    init_std: Positive = 0.01
+    """Standard deviation of new rows."""
+    bias: bool = False
+    """One more column per user and item, added to the logit."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems as (field, what is wrong)."""
+        if self.dim % 4:
+            yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
+
+
+@dataclass(kw_only=True, slots=True)
+class TowerConfig:
+    """The dense part of the model."""
+
+    dropout: BelowOne = 0.0
+    """Share of hidden units dropped in NeuMF's tower while training."""
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerConfig:
+    """The gamma optimizer, of rows and dense weights alike."""
+
+    gamma: Positive = 1e-3
+    """Learning rate of the log-loss steps."""
+    weight_decay: NonNegative = 0.0
+    """Pull towards zero, of touched rows and dense weights."""
+    beta1: BelowOne = 0.9
+    """Adam: decay of the first moment."""
+    beta2: BelowOne = 0.999
+    """Adam: decay of the second moment."""
+    eps: Positive = 1e-8
+    """Adam and Adagrad: added to the denominator."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingConfig:
+    """How long, in which precision, and what counts as better."""
+
+    epochs: Count = 20
+    """At most this many passes over the labeled rows."""
+    metric: Literal["auc", "gauc", "gauc_weighted", "ndcg", "mrr"] = "auc"
+    """Validation metric that picks the best epoch and stops early."""
+    patience: Count = 3
+    """Stop after this many epochs without a better metric."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the dense part; rows and their optimizer stay fp32."""
+    log_every: Count = 50
+    """Steps between progress lines and step events."""
+    ndcg_k: Count = 10
+    """Where NDCG is cut."""
+    test: bool = True
+    """Score the test rows once, at the end; false while settings are still being chosen."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig:
+    """When to save, where, and what to keep."""
+
+    path: str | None = None
+    """Folder or URI (s3://...) that holds checkpoints, in a folder named like the run; null: in the run folder."""
+    every_steps: CountOrZero = 0
+    """Steps between checkpoints; 0 saves once an epoch."""
+    keep_last: Count = 2
+    """Newest checkpoints to keep."""
+    keep_best: Count = 1
+    """Best checkpoints to keep beside them."""
+    asynchronous: bool = True
+    """Write in the background; a step waits only for the copy in memory."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RayConfig:
+    """The worker group."""
+
+    workers: Count = 2
+    """Training processes, one GPU each on CUDA."""
+    min_workers: CountOrZero = 0
+    """Go on with as few as this when nodes are lost (the result is the same); 0: never with fewer."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA with NCCL where the cluster has a GPU for each worker, else the CPU with gloo."""
+    cpus_per_worker: Positive = 1.0
+    """CPUs that Ray reserves for each worker."""
+    timeout_s: Positive = 300.0
+    """A collective that waits longer than this fails instead of hanging."""
+    max_failures: Annotated[int, Range(at_least=-1)] = 3
+    """Restarts of the worker group before the run gives up; -1: as often as it takes."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """A training run."""
+
+    method: Annotated[str, OneOf(STRATEGIES.names)] = "ig"
+    """Learning strategy, by its registered name."""
+    model: Annotated[str, OneOf(BACKBONES.names)] = "gmf"
+    """Backbone, by its registered name."""
+    seed: CountOrZero = 0
+    """Seed of weights, order and sampling."""
+    runs: str = "runs"
+    """Folder that holds run folders."""
+    name: str | None = None
+    """Name of the run folder; by default method, model and time."""
+    data: DataConfig
+    unlabeled: UnlabeledConfig = field(default_factory=UnlabeledConfig)
+    rows: RowsConfig = field(default_factory=RowsConfig)
+    tower: TowerConfig = field(default_factory=TowerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    strategy: Any = field(init=False, default=None)
+    """The options of the chosen method: an instance of the dataclass that it registers."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems that concern several fields, as (dotted key, what is wrong)."""
+        if self.data.batch_size < self.ray.workers:
+            needed = f"at least one row per worker ({self.ray.workers})"
+            yield "data.batch_size", f"{self.data.batch_size} rows per step; expected {needed}"
+        if self.ray.min_workers > self.ray.workers:
+            yield "ray.min_workers", f"{self.ray.min_workers} is more than ray.workers ({self.ray.workers})"
+        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name):
+            yield "name", f"expected the name of a folder inside {self.runs}/, without slashes"

@@ -1,0 +1,84 @@
+"""A split that somebody else made: lists of (user, item) pairs that are to be valid and test."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+
+from invdist.data.prepare.ids import IdMap
+from invdist.data.prepare.splitting import TEST, VALID, by_given
+from invdist.data.sets import contains
+from invdist.runtime.errors import UserError
+
+_DELIMITERS = (b"\t", b"::", b",")
+
+
+class GivenSplit:
+    """Pairs of two files (plain or gzip, one pair per line, further fields ignored); every other row is train."""
+
+    def __init__(self, valid: Path, test: Path) -> None:
+        self._pairs = {VALID: _read_pairs(valid), TEST: _read_pairs(test)}
+        self._paths = {VALID: valid, TEST: test}
+        self._keys: dict[int, np.ndarray] = {}
+        self._found: dict[int, np.ndarray] = {}
+
+    def resolve(
+        self, user_ids: IdMap, item_ids: IdMap, final_user: np.ndarray, final_item: np.ndarray, items: int
+    ) -> None:
+        """Turns raw pairs into sorted keys `user * items + item`; every pair must stand in the log."""
+        for part, (users, raw_items) in self._pairs.items():
+            user, item = user_ids.known_text(users), item_ids.known_text(raw_items)
+            unknown = np.flatnonzero((user < 0) | (item < 0))
+            if len(unknown):
+                self._fail(part, int(unknown[0]), len(unknown))
+            keys = final_user[user].astype(np.uint64) * np.uint64(items) + final_item[item].astype(np.uint64)
+            self._keys[part], first = np.unique(keys, return_index=True)
+            if len(first) < len(keys):
+                raise UserError(f"{self._paths[part]}: {len(keys) - len(first)} pairs stand there more than once")
+            self._found[part] = np.zeros(len(keys), bool)
+        both = contains(self._keys[VALID], self._keys[TEST])
+        if both.any():
+            count = np.count_nonzero(both)
+            raise UserError(f"{self._paths[VALID]} and {self._paths[TEST]} share {count} pairs; a row has one split")
+
+    def split(self, pair: np.ndarray) -> np.ndarray:
+        """The split (int8) of labeled pairs (uint64 keys)."""
+        for part, keys in self._keys.items():
+            hit = pair[contains(keys, pair)]
+            self._found[part][np.searchsorted(keys, hit)] = True
+        return by_given(pair, self._keys[VALID], self._keys[TEST])
+
+    def check_all_found(self) -> None:
+        """Raises `UserError` if a given pair was not among the labeled rows."""
+        for part, found in self._found.items():
+            if not found.all():
+                missing = int(np.count_nonzero(~found))
+                raise UserError(f"{self._paths[part]}: {missing} pairs are unclear in the log and cannot be tested on")
+
+    def _fail(self, part: int, row: int, count: int) -> None:
+        user, item = (column[row] for column in self._pairs[part])
+        raise UserError(
+            f"{self._paths[part]}: line {row + 1}: user {user}, item {item} is not in the log ({count} such pairs)"
+        )
+
+
+def _read_pairs(path: Path) -> tuple[list[str], list[str]]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            lines = file.read().splitlines()
+    except (OSError, EOFError) as error:
+        raise UserError(f"cannot read the given split {path}: {error}") from error
+    if not lines:
+        raise UserError(f"{path} is empty; expected one pair of user and item per line")
+    delimiter = next((mark for mark in _DELIMITERS if mark in lines[0]), None)
+    users, items = [], []
+    for number, line in enumerate(lines, 1):
+        fields = line.split(delimiter)
+        if len(fields) < 2:
+            raise UserError(f"{path}: line {number}: expected user and item, separated by tab, comma or ::")
+        users.append(fields[0].decode().strip())
+        items.append(fields[1].decode().strip())
+    return users, items

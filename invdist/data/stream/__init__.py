@@ -1,0 +1,1 @@
+"""From a prepared data set to batches: order, blocks, sampling."""

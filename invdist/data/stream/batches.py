@@ -1,0 +1,136 @@
+"""Batches of labeled rows with their unlabeled rows, for one rank.
+
+The order is global: a function of (seed, splits, epoch). Step t of an epoch is rows [t*B, (t+1)*B) of it, and rank r of
+W takes rows [n*r//W, n*(r+1)//W) of the step's n rows, with the unlabeled rows of those. So a run is the same at any
+number of ranks, and can be resumed at any step, at any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from invdist.data.stream.blocks import BlockMaker, StreamSpec, UnlabeledSpec, rank_rows
+
+__all__ = ["Batch", "Stream", "StreamSpec", "UnlabeledSpec", "ray_readers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rank's part of a step: n labeled rows and, after each other, the k unlabeled rows of each."""
+
+    user: torch.Tensor
+    """int64 [n]"""
+    item: torch.Tensor
+    """int64 [n]"""
+    label: torch.Tensor
+    """float32 [n]"""
+    unlabeled_user: torch.Tensor | None
+    """int64 [n*k]; rows [i*k, (i+1)*k) belong to labeled row i"""
+    unlabeled_item: torch.Tensor | None
+    """int64 [n*k]"""
+    global_rows: int
+    """Labeled rows of the step over all ranks."""
+    step: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: None if (value := getattr(self, name)) is None else value.to(device, non_blocking=True)
+            for name in ("user", "item", "label", "unlabeled_user", "unlabeled_item")
+        }
+        return replace(self, **moved)
+
+
+class Stream:
+    """The batches of one rank. `readers` are the actors of `ray_readers`; without them the rank reads for itself."""
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        rank: int,
+        world_size: int,
+        readers: Sequence[Any] | None = None,
+        prefetch: int = 2,
+    ) -> None:
+        self.spec, self.rank, self.world_size = spec, rank, world_size
+        self._readers, self._prefetch = readers, prefetch
+        self._maker = BlockMaker(spec)
+        self.rows = self._maker.rows
+        """Labeled rows of an epoch over all ranks."""
+        self.steps = self._maker.steps
+        """Steps of an epoch, the same on every rank."""
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from `start_step` on."""
+        per_block = self._maker.steps_per_block
+        first = start_step // per_block
+        for block, part in zip(range(first, self._maker.blocks), self._parts(epoch, first)):
+            begin = block * per_block
+            yield from self._batches(part, range(begin, min(begin + per_block, self.steps)), start_step)
+
+    def _parts(self, epoch: int, first: int) -> Iterator[dict[str, np.ndarray]]:
+        """This rank's part of each block, fetched ahead from the readers."""
+        blocks = range(first, self._maker.blocks)
+        if not self._readers:
+            for block in blocks:
+                yield self._maker.part(epoch, block, self.rank, self.world_size)
+            return
+        import ray
+
+        ahead: deque[Any] = deque()
+        for block in blocks:
+            reader = self._readers[self._maker.reader_of(block, len(self._readers))]
+            ahead.append(reader.part.remote(epoch, block, self.rank, self.world_size))
+            if len(ahead) > self._prefetch:
+                yield ray.get(ahead.popleft())
+        while ahead:
+            yield ray.get(ahead.popleft())
+
+    def _batches(self, part: dict[str, np.ndarray], steps: range, start_step: int) -> Iterator[Batch]:
+        k = self.spec.unlabeled_per_row
+        user, item, label = (_tensor(part[name]) for name in ("user", "item", "label"))
+        label = label.to(torch.float32)
+        unlabeled = [_tensor(part[name]) for name in ("unlabeled_user", "unlabeled_item")] if k else None
+        at = 0
+        for step in steps:
+            rows = self._maker.rows_of_step(step)
+            low, high = rank_rows(rows, self.rank, self.world_size)
+            end = at + high - low
+            if step >= start_step:
+                yield Batch(
+                    user[at:end],
+                    item[at:end],
+                    label[at:end],
+                    unlabeled[0][at * k : end * k] if unlabeled else None,
+                    unlabeled[1][at * k : end * k] if unlabeled else None,
+                    rows,
+                    step,
+                )
+            at = end
+
+
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    # astype copies: memory shared by Ray's object store is read-only, and torch would warn.
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any]:
+    """`count` Ray actors that read shards and sample next to the data; the rank's `Stream` takes them as `readers`.
+
+    What an actor gives is a function of what it is asked, so Ray may restart it and repeat a call at any time.
+    """
+    import ray
+
+    # The block maker itself is the actor: its module does not import torch, so a reader starts fast and stays small.
+    reader = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(
+        BlockMaker
+    )
+    return [reader.remote(spec) for _ in range(count)]

@@ -1,0 +1,1 @@
+"""Sharded embedding tables: placement, exchange between ranks, updates, optimizers."""

@@ -1,0 +1,270 @@
+"""Sharded tables: the only place that knows TorchRec.
+
+TorchRec plans where each part of a table lives and allocates it there; no rank ever holds a table
+it does not own. What the rest of the package sees is an *local_rows*: one matrix per rank in which all
+of its shards lie one below the other, and a `Layout` that says which local_rows row a table row is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from invdist.runtime.errors import UserError
+
+Sharding = Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"]
+SHARDINGS: tuple[str, ...] = get_args(Sharding)
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding table to be: its name and size."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rectangle of a table on one rank, and where it starts in that rank's local_rows."""
+
+    table: str
+    rank: int
+    row: int
+    rows: int
+    column: int
+    columns: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where every part of every table lives: the same on every rank."""
+
+    tables: tuple[Table, ...]
+    shards: tuple[Shard, ...]
+    sharding: dict[str, str]
+    """The sharding type of each table."""
+    width: int
+    """Columns of the local_rows: those of a table, or of a column shard."""
+
+    @property
+    def replicated(self) -> bool:
+        """True when every rank holds every table whole (data parallel)."""
+        return "data_parallel" in self.sharding.values()
+
+    def of(self, table: str) -> list[Shard]:
+        """The shards of one table in order of column, then row."""
+        return sorted((s for s in self.shards if s.table == table), key=lambda s: (s.column, s.row, s.rank))
+
+    def on(self, rank: int) -> list[Shard]:
+        """The shards of one rank in local_rows order."""
+        return sorted((s for s in self.shards if s.rank == rank), key=lambda s: s.base)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedTables:
+    """The tables as TorchRec sharded them: their layout and this rank's local_rows `[rows, width]`."""
+
+    layout: Layout
+    local_rows: Tensor
+    stats: str
+    """TorchRec's own account of the plan (`EmbeddingStats`), on the first rank only: the one that plans."""
+
+
+def shard_tables(
+    tables: tuple[Table, ...],
+    sharding: Sharding,
+    *,
+    device: torch.device,
+    batch_size: int,
+    hbm_gb: float,
+    ddr_gb: float,
+    copies: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+) -> ShardedTables:
+    """Plans and allocates `tables` over the ranks of `group`.
+
+    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank and must hold
+    `copies` times the rows: those and their optimizer's state. A plan that does not fit is a `UserError`.
+    """
+    import torchrec
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.stats import EmbeddingStats
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+    from torchrec.distributed.types import ShardingEnv
+
+    group = group or dist.group.WORLD
+    assert group is not None
+    world_size = dist.get_world_size(group)
+    collection = torchrec.EmbeddingCollection(
+        tables=[
+            torchrec.EmbeddingConfig(
+                name=table.name,
+                num_embeddings=table.rows,
+                embedding_dim=table.columns,
+                feature_names=[table.name],
+                # TorchRec would draw its own random rows; ours are drawn by `init` and overwrite them.
+                init_fn=_leave_as_is,
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )
+    sharders: Any = [EmbeddingCollectionSharder()]
+    stats = EmbeddingStats()
+    with _quiet_torchrec():
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(
+                world_size=world_size,
+                compute_device=device.type,
+                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+                # The planner knows nothing of our optimizers' state: it gets the share of the rows themselves.
+                hbm_cap=int(hbm_gb * GIB / copies) if device.type == "cuda" else 0,
+                ddr_cap=int(ddr_gb * GIB / copies),
+            ),
+            batch_size=max(1, batch_size // world_size),
+            constraints={
+                table.name: ParameterConstraints(
+                    sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
+                    compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
+                    min_partition=column_width(table.columns, world_size),
+                )
+                for table in tables
+            },
+            storage_reservation=FixedPercentageStorageReservation(percentage=0.05),
+            stats=stats,
+        )
+        # Not `collective_plan`: where the first rank finds no plan, it leaves the others waiting for one.
+        plan: list[Any] = [None]
+        if dist.get_rank(group) == 0:
+            with contextlib.suppress(PlannerError):
+                plan = [planner.plan(collection, sharders)]
+        dist.broadcast_object_list(plan, group_src=0, group=group)
+        devices: list[Any] = [None] * world_size
+        dist.all_gather_object(devices, str(device), group=group)
+        if plan[0] is None:
+            raise UserError(
+                f"the tables do not fit {world_size} rank(s) with rows.hbm_gb={hbm_gb:g} and rows.ddr_gb={ddr_gb:g} "
+                f"each as {sharding}: use more ranks, raise the caps to what the machine has, or choose another "
+                f"rows.sharding ({', '.join(SHARDINGS)})"
+            )
+        put_on(plan[0], devices)
+        model = DistributedModelParallel(
+            collection,
+            env=ShardingEnv.from_process_group(group),
+            device=device,
+            plan=plan[0],
+            sharders=sharders,
+            init_data_parallel=False,
+        )
+    layout, local_rows = _read_layout(tables, model.module, dist.get_rank(group), world_size)
+    return ShardedTables(layout, local_rows.to(device), _compact(stats._stats_table))
+
+
+def put_on(plan: Any, devices: Sequence[str]) -> None:
+    """Makes a sharding plan name the device that each rank really has.
+
+    The planner takes rank r for the device r % (ranks of the first rank's node), which is wrong where nodes have
+    different numbers of ranks, as after the loss of one.
+    """
+    from torch.distributed.remote_device import _remote_device
+
+    for module in plan.plan.values():
+        for parameter in module.values():
+            for shard in parameter.sharding_spec.shards if parameter.sharding_spec is not None else ():
+                rank = shard.placement.rank()
+                shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
+
+
+def _compact(table: list[str]) -> str:
+    """TorchRec's text table without its frame, blank lines and the padding that makes it 300 columns wide."""
+    lines = (re.sub(r" {2,}", "  ", line.strip("# ")) for line in table)
+    return "\n".join(line for line in lines if line.strip("- "))
+
+
+def column_width(columns: int, world_size: int) -> int:
+    """The narrowest column shard: one per rank, a multiple of 4 as FBGEMM wants, dividing the columns evenly."""
+    widths = [w for w in range(4, columns + 1, 4) if columns % w == 0 and w * world_size >= columns]
+    return widths[0] if widths else columns
+
+
+def _leave_as_is(weight: Tensor) -> None:
+    del weight
+
+
+@contextlib.contextmanager
+def _quiet_torchrec():
+    """TorchRec logs each plan and module at length and warns of its own defaults; the plan is reported by us."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: int) -> tuple[Layout, Tensor]:
+    """Reads from the sharded module what lies where, and lays this rank's local_rows over its memory."""
+    plan = module.module_sharding_plan
+    sharding = {name: parameter.sharding_type for name, parameter in plan.items()}
+    order: list[tuple[str, int, int, int, int, int]] = []  # table, rank, row, rows, column, columns
+    for table in tables:
+        parameter = plan[table.name]
+        if parameter.sharding_type == "data_parallel":
+            order += [(table.name, r, 0, table.rows, 0, table.columns) for r in range(world_size)]
+        else:
+            for shard in parameter.sharding_spec.shards:
+                (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+                order.append((table.name, shard.placement.rank(), row, rows, column, columns))
+    widths = {columns for *_, columns in order}
+    if len(widths) != 1:
+        raise UserError(f"column shards must be equally wide, the plan has widths {sorted(widths)}: change rows.dim")
+
+    # One TorchRec lookup per sharding type, one FBGEMM module in it: shards lie in memory in the order of
+    # sharding types, then of tables.
+    kinds = list(module._sharding_type_to_sharding)
+    order.sort(key=lambda s: kinds.index(sharding[s[0]]))
+    bases = dict.fromkeys(range(world_size), 0)
+    shards: list[Shard] = []
+    for name, owner, row, rows, column, columns in order:
+        shards.append(Shard(name, owner, row, rows, column, columns, bases[owner]))
+        bases[owner] += rows
+    layout = Layout(tables, tuple(shards), sharding, widths.pop())
+    return layout, _lay_arena(layout, module, rank)
+
+
+def _lay_arena(layout: Layout, module: Any, rank: int) -> Tensor:
+    """One matrix over the memory of all local shards, which it keeps alive; a copy if FBGEMM split them."""
+    weights: list[Tensor] = []
+    for lookup in module._lookups:
+        for kernel in getattr(lookup, "module", lookup)._emb_modules:
+            weights += [weight.detach() for weight in kernel.emb_module.split_embedding_weights()]
+    weights = [weight for weight in weights if weight.numel()]
+    mine = [shard for shard in layout.on(rank) if shard.rows]
+    assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], "FBGEMM's order of shards"
+    if not weights:
+        return torch.empty((0, layout.width))
+    first, step = weights[0], layout.width * weights[0].element_size()
+    ends = [w.data_ptr() + w.shape[0] * step for w in weights]
+    if [w.data_ptr() for w in weights[1:]] == ends[:-1] and all(w.is_contiguous() for w in weights):
+        total = sum(w.shape[0] for w in weights)
+        return first.as_strided((total, layout.width), (layout.width, 1))
+    return torch.cat(weights)

@@ -1,7 +1,0 @@
-"""Checkpoints of everything a run is: independent of the number of ranks and of sharding, without pickle."""
-
-from invdist.engine.checkpoint.manifest import DamagedCheckpoint, Position
-from invdist.engine.checkpoint.reader import CheckpointInfo, read_checkpoint
-from invdist.engine.checkpoint.store import CheckpointStore
-
-__all__ = ["CheckpointInfo", "CheckpointStore", "DamagedCheckpoint", "Position", "read_checkpoint"]

@@ -1,0 +1,41 @@
+"""What a backbone is: the dense part of a model, from the table rows of users and items to one logit per pair.
+
+Shapes: rows `[..., n, columns]`, logits `[..., n]`; `k` is the dimension of the paper (32). How to add one:
+docs/backbones.md.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
+
+
+class Backbone(nn.Module):
+    """The dense part of a model: called with the rows of users and of items, it gives logits."""
+
+    columns: int
+    """Columns that one row must have."""
+    separable = False
+    """Whether part of the computation concerns the user alone or the item alone. Then
+    `combine(user_part(user), item_part(item))` equals `self(user, item)`, and code that scores many pairs of the same
+    rows computes each part once."""
+
+    def user_part(self, rows: Tensor) -> Tensor:
+        """The user's own part, prepared: rows of any width."""
+        return rows
+
+    def item_part(self, rows: Tensor) -> Tensor:
+        """The item's own part, prepared."""
+        return rows
+
+    def combine(self, user: Tensor, item: Tensor) -> Tensor:
+        """Logits of pairs of prepared rows."""
+        return self(user, item)
+
+
+def init_linear(layer: nn.Module) -> None:
+    """Xavier-uniform weights and zero biases, as in the paper."""
+    assert isinstance(layer, nn.Linear)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)

@@ -1,0 +1,83 @@
+"""Builds a recommender on one rank from plain settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from invdist.config.registry import BACKBONES
+from invdist.embeddings.comm import Comm
+from invdist.embeddings.row_optimizers import SGD, Adam, RowOptimizer, RowwiseAdagrad
+from invdist.embeddings.rows import Rows
+from invdist.embeddings.tables import Sharding, Table, shard_tables
+from invdist.models.recommender import Recommender
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelSpec:
+    """Everything that decides what a model is and how it is stored and stepped."""
+
+    users: int
+    items: int
+    model: str = "gmf"
+    dim: int = 32
+    bias: bool = False
+    dropout: float = 0.0
+    init_std: float = 0.01
+    seed: int = 0
+    sharding: Sharding = "row_wise"
+    optimizer: str = "adam"
+    gamma: float = 1e-3
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    precision: str = "fp32"
+    batch_size: int = 1024
+    hbm_gb: float = 32.0
+    ddr_gb: float = 128.0
+
+
+def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None = None) -> Recommender:
+    """A recommender with fresh rows and weights: a function of the spec alone, whatever the number of ranks."""
+    comm = comm or Comm()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        backbone = BACKBONES.get(spec.model)(dim=spec.dim, dropout=spec.dropout, bias=spec.bias)
+    backbone.to(device)
+    tables = shard_tables(
+        tuple(Table(name, rows, backbone.columns) for name, rows in (("user", spec.users), ("item", spec.items))),
+        spec.sharding,
+        device=device,
+        batch_size=spec.batch_size,
+        hbm_gb=spec.hbm_gb,
+        ddr_gb=spec.ddr_gb,
+        copies={"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer],
+        group=comm.group,
+    )
+    rows = Rows(tables, comm, lambda local_rows, rows: _row_optimizer(spec, local_rows, rows))
+    rows.init(spec.seed, spec.init_std)
+    return Recommender(rows, backbone, _dense_optimizer(spec, backbone), precision=spec.precision)
+
+
+def _row_optimizer(spec: ModelSpec, local_rows: Tensor, rows: Rows) -> RowOptimizer:
+    shared = {"gamma": spec.gamma, "weight_decay": spec.weight_decay, "eps": spec.eps}
+    if spec.optimizer == "adam":
+        return Adam(local_rows, beta1=spec.beta1, beta2=spec.beta2, **shared)
+    if spec.optimizer == "rowwise_adagrad":
+        return RowwiseAdagrad(local_rows, columns=rows.columns, square_sum=rows.square_sum, **shared)
+    return SGD(local_rows, **shared)
+
+
+def _dense_optimizer(spec: ModelSpec, backbone: torch.nn.Module) -> torch.optim.Optimizer:
+    parameters = list(backbone.parameters())
+    if spec.optimizer == "adam":
+        betas = (spec.beta1, spec.beta2)
+        return torch.optim.AdamW(
+            parameters, lr=spec.gamma, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
+        )
+    if spec.optimizer == "rowwise_adagrad":
+        return torch.optim.Adagrad(parameters, lr=spec.gamma, eps=spec.eps, weight_decay=spec.weight_decay)
+    return torch.optim.SGD(parameters, lr=spec.gamma, weight_decay=spec.weight_decay)

@@ -1,0 +1,164 @@
+"""A recommender being trained: sharded rows, a backbone, and one optimizer step for both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from invdist.embeddings.exchange import Exchange, Pairs, Route
+from invdist.embeddings.rows import Rows, RowUpdate
+from invdist.models.backbone import Backbone
+
+
+@dataclass(slots=True)
+class Update:
+    """A gradient or a step of all parameters: the owned touched rows, and the dense ones as one vector."""
+
+    rows: RowUpdate
+    dense: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Update:
+        """Applies an elementwise function to every value."""
+        return Update(self.rows.map(function), function(self.dense))
+
+
+class Recommender:
+    """Rows, backbone and optimizers. `theta` in the paper is the rows of all ranks and `dense` together."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        backbone: Backbone,
+        dense_optimizer: torch.optim.Optimizer,
+        *,
+        precision: str = "fp32",
+    ) -> None:
+        self.rows, self.backbone, self.dense_optimizer = rows, backbone, dense_optimizer
+        self.comm = rows.comm
+        self.device = rows.local_rows.device
+        self._dense = list(backbone.parameters())
+        self._sizes = [parameter.numel() for parameter in self._dense]
+        self._flat = _flatten(self._dense, self._sizes)
+        self._bf16 = precision == "bf16"
+
+    def exchange(self, *groups: Pairs) -> Exchange:
+        """Starts to find the owners of the rows of each group of pairs."""
+        return self.rows.exchange(groups)
+
+    def pull(self, exchange: Exchange) -> list[Tensor]:
+        """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`."""
+        return [rows.requires_grad_() for rows in self.rows.pull(exchange)]
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """One float32 logit per pair."""
+        user, item = rows.chunk(2)
+        with self._autocast():
+            return self.backbone(user, item).float()
+
+    def gradient(self, loss_sum: Tensor, count: float, rows: Tensor, route: Route) -> tuple[Update, Tensor]:
+        """The gradient of a mean over all ranks, at the owners of the rows, and that mean.
+
+        The mean is the sum over ranks of `loss_sum` by the sum of `count`, so that a rank with fewer rows, or
+        none, counts for what it has.
+        """
+        row_gradient, *dense_gradient = torch.autograd.grad(loss_sum, [rows, *self._dense])
+        totals = torch.stack([loss_sum.detach(), loss_sum.new_tensor(count)]).float()
+        reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), totals]))
+        arriving = self.rows.push(route, row_gradient)
+        reduced = reducing.wait()
+        scale = 1 / reduced[-1].clamp(min=1e-12)
+        return Update(arriving().map(scale.mul), reduced[:-2] * scale), reduced[-2] * scale
+
+    @torch.no_grad()
+    def candidate_logits(self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]) -> Tensor:
+        """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
+
+        Dense weights take the value of each candidate in turn, which any backbone can do and which takes
+        half the time of `vmap` over `functional_call` here; afterwards they are what they were.
+        """
+        theta, logits = self._flat.clone(), []
+        with self.evaluating():
+            for c in candidates:
+                self._flat.copy_(moved(theta, step.dense, c))
+                logits.append(self.logits(moved(rows, deltas, c)))
+        self._flat.copy_(theta)
+        return torch.stack(logits)
+
+    @torch.no_grad()
+    def add(self, step: Update, scale: float) -> None:
+        """Commits `theta + scale * step`."""
+        if scale:
+            self.rows.add(step.rows, scale)
+            self._flat.add_(step.dense, alpha=scale)
+
+    @torch.no_grad()
+    def step(self, gradient: Update) -> None:
+        """One gamma step of the optimizers of rows and dense parameters."""
+        self.rows.step(gradient.rows)
+        for parameter, part in zip(self._dense, gradient.dense.split(self._sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+        self.dense_optimizer.step()
+
+    def score(self, pairs: Pairs) -> Tensor:
+        """Logits of pairs; every rank must call it, with as many pairs as it likes."""
+        return self.score_fetched(self.exchange(self.ids_to_fetch(pairs)), pairs)
+
+    def ids_to_fetch(self, pairs: Pairs) -> Pairs:
+        """The ids to exchange before pairs are looked at: as they are, or each user and item once."""
+        return _distinct(pairs)[0] if self.backbone.separable else pairs
+
+    @torch.no_grad()
+    def score_fetched(self, exchange: Exchange, pairs: Pairs) -> Tensor:
+        """Logits of pairs from the exchange of what is `ids_to_fetch` of them, without dropout or gradient."""
+        rows = self.rows.pull(exchange)[0]
+        with self.evaluating():
+            if not self.backbone.separable:
+                return self.logits(rows)
+            ids, places = _distinct(pairs)
+            user, item = rows.split([len(ids.user), len(ids.item)])
+            with self._autocast():
+                user, item = self.backbone.user_part(user), self.backbone.item_part(item)
+                user, item = user.index_select(0, places.user), item.index_select(0, places.item)
+                return self.backbone.combine(user, item).float()
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without dropout inside."""
+        training = self.backbone.training
+        if training:
+            self.backbone.eval()
+        try:
+            yield
+        finally:
+            if training:
+                self.backbone.train()
+
+    def checksum(self) -> Tensor:
+        """A number that replicas of the dense parameters share to the bit."""
+        return self._flat.sum(dtype=torch.float64)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
+
+
+def moved(values: Tensor, step: Tensor, c: float) -> Tensor:
+    """`values + c * step`. Nothing is added at 0: 0 * NaN is NaN, and a broken step must not break the pass."""
+    return torch.add(values, step, alpha=c) if c else values
+
+
+def _distinct(pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """The distinct users and the distinct items of pairs, which need not be as many, and where each pair's stand."""
+    (user, at_user), (item, at_item) = (ids.unique(return_inverse=True) for ids in pairs)
+    return Pairs(user, item), Pairs(at_user, at_item)
+
+
+def _flatten(parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> Tensor:
+    """One vector that the parameters become views of: what is done to all of them is one operation."""
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    for parameter, part in zip(parameters, flat.split(list(sizes)), strict=True):
+        parameter.data = part.view_as(parameter)
+    return flat

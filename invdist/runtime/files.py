@@ -1,0 +1,142 @@
+"""Folders on any filesystem, local paths and URIs such as `s3://bucket/runs` alike, through pyarrow.fs."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from invdist.runtime.errors import UserError
+
+_LOCK_FILE = ".lock"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether `name` is one step down: no separator, no `..`, nothing hidden, nothing absolute."""
+    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in every process of a machine, wherever that works; a URI as it is."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def describe_os_error(error: OSError) -> str:
+    """What an operating-system error means for a person."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"no room on the disk ({os.strerror(error.errno)})"
+    return str(error)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Inside, no other process is in a block like this for the same local folder; `UserError` if one is already.
+
+    The kernel holds the lock and takes it back when the process ends, however it ends. Where a filesystem has no
+    locks the block goes on without.
+    """
+    with open(folder / _LOCK_FILE, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder} is in use by another process: wait for it, or end it first") from None
+        except OSError:
+            pass
+        yield
+
+
+class Folder:
+    """A folder that may not be there yet. Names given to its methods are plain: see `is_plain_name`.
+
+    Symbolic links inside a local folder are never followed: they are not listed, so they cannot be read.
+    """
+
+    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
+        self.filesystem = filesystem
+        self.path = path.rstrip("/") or "/"
+        self.local = isinstance(filesystem, pafs.LocalFileSystem)
+
+    @classmethod
+    def at(cls, where: str | os.PathLike[str]) -> Folder:
+        """The folder at a local path or a URI."""
+        text = os.fspath(where)
+        if "://" not in text:
+            return cls(pafs.LocalFileSystem(), os.path.abspath(text))
+        try:
+            return cls(*pafs.FileSystem.from_uri(text))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"cannot reach {text}: {error}") from error
+
+    def __str__(self) -> str:
+        return self.path if self.local else f"{self.filesystem.type_name}:{self.path}"
+
+    def child(self, name: str) -> Folder:
+        """The folder `name` in this one."""
+        return Folder(self.filesystem, self._inside(name))
+
+    def files(self) -> dict[str, int]:
+        """Sizes in bytes of the files in this folder, by name; empty if it is not there."""
+        return {i.base_name: i.size for i in self._entries() if i.type == pafs.FileType.File}
+
+    def folders(self) -> list[str]:
+        """Names of the folders in this folder."""
+        return sorted(i.base_name for i in self._entries() if i.type == pafs.FileType.Directory)
+
+    def open(self, name: str) -> pa.NativeFile:
+        """A file to read, at any position."""
+        return self.filesystem.open_input_file(self._inside(name))
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[pa.NativeFile]:
+        """A file to write; on a local disk it is flushed to the medium when the block ends well."""
+        path = self._inside(name)
+        with self.filesystem.open_output_stream(path) as file:
+            yield file
+        self._flush(path)
+
+    def make(self) -> None:
+        """Makes the folder and those above it, unless they are there."""
+        self.filesystem.create_dir(self.path, recursive=True)
+
+    def remove(self) -> None:
+        """Removes the folder with all that is in it, if it is there."""
+        if self.local:
+            shutil.rmtree(self.path, ignore_errors=not os.path.isdir(self.path))
+        elif self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory:
+            self.filesystem.delete_dir(self.path)
+
+    def rename(self, name: str) -> Folder:
+        """Gives the folder another name beside the present one, which must be free; local folders only."""
+        assert self.local, self
+        assert is_plain_name(name), name
+        parent = os.path.dirname(self.path)
+        target = Folder(self.filesystem, os.path.join(parent, name))
+        self._flush(self.path)
+        os.rename(self.path, target.path)
+        self._flush(parent)
+        return target
+
+    def _inside(self, name: str) -> str:
+        assert is_plain_name(name), name
+        return f"{self.path}/{name}"
+
+    def _entries(self) -> list[pafs.FileInfo]:
+        entries = self.filesystem.get_file_info(pafs.FileSelector(self.path, allow_not_found=True))
+        return [i for i in entries if not (self.local and os.path.islink(i.path))]
+
+    def _flush(self, path: str) -> None:
+        if self.local:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,84 @@
+"""The data sets of a study's tables: given by path, or prepared once into a cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from invdist.config.fields import build
+from invdist.data.dataset import Dataset
+from invdist.data.prepare.kinds import KINDS
+from invdist.data.prepare.pipeline import RULES, prepare
+from invdist.runtime.errors import UserError
+from invdist.runtime.files import absolute
+from invdist.study.spec import Recipe, Source, Table
+
+DATA_VARIABLE = "INVDIST_DATA"
+_FILES = ("valid_file", "test_file")
+
+
+def check(table: Table) -> Dataset | None:
+    """The data set of a table if it is given by path; `UserError` if it cannot be had. Nothing is prepared."""
+    if table.data.prepare is None:
+        return Dataset.open(str(table.data.path), verify="fast")
+    _options(table.data.prepare, table.name)
+    return None
+
+
+def open_source(source: Source, table: str, cache: Path, say: Callable[[str], None] = print) -> Dataset:
+    """The data set of a table, its recipe carried out first if that was not done before."""
+    if source.path is not None:
+        return Dataset.open(absolute(source.path), verify="full")
+    recipe = source.prepare
+    assert recipe is not None
+    options, inputs = _options(recipe, table)
+    output = cache.absolute() / f"{recipe.kind}-{_identity(recipe, inputs, table)}"
+    if not output.exists():
+        say(f"{table}: preparing {recipe.kind} into {output}")
+        prepare(
+            options.open(inputs),
+            options.labeling(),
+            options.cut(),
+            output,
+            given=options.given(),
+            shard_rows=options.shard_rows,
+        )
+    return Dataset.open(str(output), verify="fast")
+
+
+def _identity(recipe: Recipe, inputs: list[Path], table: str) -> str:
+    """A name of what a recipe gives: equal for the same settings, the same raw files and the same rules of `prepare`.
+
+    A file is the same if its size and its time of change are.
+    """
+    files = [*inputs, *(_found(recipe.options[name], table) for name in _FILES if name in recipe.options)]
+    within = [path for file in files for path in (sorted(file.rglob("*")) if file.is_dir() else [file])]
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in within if path.is_file()]
+    settings = {**recipe.options, "kind": recipe.kind, "input": recipe.input, "files": stamps, "rules": RULES}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:
+    if recipe.kind not in KINDS:
+        raise UserError(f"table {table}: {recipe.kind!r} is no kind of log; expected {', '.join(KINDS)}")
+    mapping = dict(recipe.options)
+    for name in _FILES:
+        if name in mapping:
+            mapping[name] = str(_found(mapping[name], table))
+    options = build(KINDS[recipe.kind], mapping, source=f"table {table}, prepare")
+    return options, [_found(name, table) for name in recipe.input]
+
+
+def _found(name: str, table: str) -> Path:
+    """A raw file by its own path, or inside the folder that INVDIST_DATA names."""
+    folder = os.environ.get(DATA_VARIABLE)
+    places = [Path(name), *([Path(folder) / name] if folder else [])]
+    for place in places:
+        if place.exists():
+            return place
+    hint = "is not there either" if folder else f"set {DATA_VARIABLE} to the folder that has it"
+    raise UserError(f"table {table}: {name} not found, and {hint if not folder else f'{folder}/{name} {hint}'}")

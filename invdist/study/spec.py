@@ -1,0 +1,219 @@
+"""What a study is, as its YAML file says: tables of strategies and backbones, the space that is searched, seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from invdist.config.fields import Count, CountOrZero, OneOf, Range, _Override, build
+from invdist.config.plain_yaml import parse, read_yaml
+from invdist.config.registry import BACKBONES, STRATEGIES
+from invdist.runtime.errors import UserError
+
+FLOOR = "means"
+"""The strategy that every table shows, whether asked for or not."""
+
+Strategy = Annotated[str, OneOf(STRATEGIES.names)]
+Backbone = Annotated[str, OneOf(BACKBONES.names)]
+
+
+@dataclass(kw_only=True, slots=True)
+class Recipe:
+    """How a raw log becomes the data set of a table: what `invdist prepare` would be given."""
+
+    kind: str
+    """A kind of log that `invdist prepare` knows."""
+    input: list[str] = field(default_factory=list)
+    """Files or folders; what is not found as it is, is looked for in the folder that INVDIST_DATA names."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the kind, such as label_fraction."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Source:
+    """The data set of a table: a path, or a recipe that is prepared once."""
+
+    path: str | None = None
+    """Folder or URI of a prepared data set."""
+    prepare: Recipe | None = None
+    """A recipe, prepared into `cache` unless it was before."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems that concern both fields."""
+        if (self.path is None) == (self.prepare is None):
+            yield "path", "expected either a path or a `prepare:` recipe"
+
+
+@dataclass(kw_only=True, slots=True)
+class _Scope:
+    """Some strategies on some backbones."""
+
+    strategies: list[Strategy] | None = None
+    """Which strategies; null: all but `means`, which learns nothing."""
+    models: list[Backbone] | None = None
+    """Which backbones; null: all."""
+
+    def concerns(self, strategy: str, model: str) -> bool:
+        """Whether the block speaks of a strategy on a backbone."""
+        named = strategy != FLOOR if self.strategies is None else strategy in self.strategies
+        return named and (self.models is None or model in self.models)
+
+
+@dataclass(kw_only=True, slots=True)
+class Block(_Scope):
+    """Settings to choose from, for some strategies and backbones; a later block wins over an earlier one."""
+
+    choices: dict[str, list[Any]]
+    """Dotted keys of a training config, each with the values to choose from; one value fixes it."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems of single choices."""
+        for key, values in self.choices.items():
+            if not values:
+                yield f"choices.{key}", "expected at least one value"
+
+
+@dataclass(kw_only=True, slots=True)
+class Start(_Scope):
+    """A point to try before those drawn at random: it counts as one of the trials."""
+
+    settings: dict[str, Any]
+    """Values by dotted key; each must be among the choices, and keys left out take their first choice."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Table:
+    """One table of results: a data set, and what differs from the rest of the study."""
+
+    name: str
+    """Heads the table, and names its folder."""
+    data: Source
+    base: dict[str, Any] = field(default_factory=dict)
+    """Training settings laid over those of the study."""
+    space: list[Block] = field(default_factory=list)
+    """Blocks after those of the study."""
+    strategies: list[Strategy] | None = None
+    """Instead of those of the study."""
+    models: list[Backbone] | None = None
+    """Instead of those of the study."""
+    seeds: list[CountOrZero] | None = None
+    """Instead of those of the study."""
+    published: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Figures of others to stand beside: by backbone and strategy, [AUC, GAUC, NDCG]."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems of the name."""
+        if not self.name or self.name in (".", "..") or set(self.name) & set("/\\"):
+            yield "name", f"{self.name!r} names no folder: expected a name without slashes"
+
+
+@dataclass(kw_only=True, slots=True)
+class Stopping:
+    """ASHA: trials that lag behind those of the same strategy and backbone are stopped early."""
+
+    grace_epochs: Count = 5
+    """No trial is stopped before this many epochs."""
+    reduction: Annotated[float, Range(above=1)] = 3.0
+    """At epochs grace * reduction^k one trial in `reduction` goes on."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Study:
+    """A study."""
+
+    name: str
+    """Names the study's folder."""
+    folder: str = "studies"
+    """Where study folders are."""
+    cache: str = "data"
+    """Where data sets of recipes are."""
+    strategies: list[Strategy]
+    """Which strategies to compare; `means` is always one of them."""
+    models: list[Backbone] = field(default_factory=lambda: ["gmf"])
+    """Which backbones."""
+    seeds: list[CountOrZero] = field(default_factory=lambda: [0, 1, 2, 3, 4])
+    """The selected setting of each strategy and backbone is trained with each of these seeds, and tested."""
+    trials: Count = 8
+    """Settings tried for each strategy and backbone: the same tuning budget for all."""
+    search: Literal["random", "grid"] = "random"
+    """`random`: that many different points of the space; `grid`: all of it, which must be no more."""
+    tuning_seed: CountOrZero = 1000
+    """Seed of the tuning trials, and of the random search; none of `seeds`."""
+    concurrent: Count = 2
+    """Trials at once. One of one rank takes a CPU, and a GPU where there is one."""
+    gpus: Annotated[float, Range(above=0)] = 1.0
+    """GPUs of each trial, where the cluster has any and ray.device is not cpu; with a fraction trials share one."""
+    cpus: Count | None = None
+    """CPUs of the private Ray; null: as many as trials at once or workers need."""
+    keep_tuning_checkpoints: bool = False
+    """Keep the weights of tuning trials, too; their settings, metrics and events are always kept."""
+    stopping: Stopping = field(default_factory=Stopping)
+    compare: dict[str, list[Any]] = field(default_factory=dict)
+    """Dotted keys whose values are compared: each is a row of the table of its own, and tuned on its own."""
+    base: dict[str, Any] = field(default_factory=dict)
+    """Training settings of every trial, as in a training config, without data.path."""
+    space: list[Block] = field(default_factory=list)
+    """What is searched; where it leaves one point there is nothing to tune."""
+    start: list[Start] = field(default_factory=list)
+    """Points to try first, such as the settings of a strategy's authors."""
+    tables: list[Table]
+    """The tables."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems that concern several fields."""
+        if not self.tables:
+            yield "tables", "expected at least one table"
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            yield "tables", f"two tables have the same name: {', '.join(names)}"
+        seeds = [self.seeds, *(table.seeds for table in self.tables if table.seeds is not None)]
+        if any(not each or len(set(each)) != len(each) for each in seeds):
+            yield "seeds", "expected at least one seed, none twice"
+        if any(self.tuning_seed in each for each in seeds):
+            yield "tuning_seed", f"{self.tuning_seed} is also one of seeds; settings are selected on another seed"
+        if not self.name or self.name in (".", "..") or set(self.name) & set("/\\"):
+            yield "name", f"{self.name!r} names no folder: expected a name without slashes"
+        lists = [("strategies", self.strategies), ("models", self.models)]
+        for table in self.tables:
+            for key, values in (("strategies", table.strategies), ("models", table.models)):
+                lists += [(f"tables: {table.name}: {key}", values)] if values is not None else []
+        lists += [(f"compare.{key}", values) for key, values in self.compare.items()]
+        for key, values in lists:
+            if not values or any(value in values[:place] for place, value in enumerate(values)):
+                yield key, f"{values}: expected at least one, none twice"
+        if FLOOR in self.strategies and len(self.strategies) == 1:
+            yield "strategies", f"expected something to hold against {FLOOR}"
+
+    @property
+    def path(self) -> Path:
+        """The study's folder."""
+        return Path(self.folder).absolute() / self.name
+
+
+def load(path: str | Path, overrides: Iterable[str] = (), *, only: list[str] | None = None, data: str | None = None):
+    """The checked study of a YAML file.
+
+    `only` keeps the tables of these names. `data` is a prepared data set of one's own: the study's first table is
+    made on it, without published figures.
+    """
+    study = build(Study, read_yaml(path), overrides, source=str(path))
+    study.base = _typed(study.base)
+    if only:
+        unknown = [name for name in only if name not in [table.name for table in study.tables]]
+        if unknown:
+            names = ", ".join(table.name for table in study.tables)
+            raise UserError(f"--table {unknown[0]}: {path} has no such table; it has {names}")
+        study.tables = [table for table in study.tables if table.name in only]
+    if data:
+        first = study.tables[0]
+        study.tables = [replace(first, data=Source(path=data), published={})]
+    return study
+
+
+def _typed(value: Any) -> Any:
+    """Free-form settings, with what was typed on the command line read as YAML."""
+    if isinstance(value, dict):
+        return {key: _typed(inner) for key, inner in value.items()}
+    return parse(value.text.encode(), "command line") if isinstance(value, _Override) else value

@@ -1,0 +1,7 @@
+"""Checkpoints of everything a run is: independent of the number of ranks and of sharding, without pickle."""
+
+from invdist.training.checkpoint.manifest import DamagedCheckpoint, Position
+from invdist.training.checkpoint.reader import CheckpointInfo, read_checkpoint
+from invdist.training.checkpoint.store import CheckpointStore
+
+__all__ = ["CheckpointInfo", "CheckpointStore", "DamagedCheckpoint", "Position", "read_checkpoint"]

@@ -1,0 +1,233 @@
+"""What of a training run goes into a checkpoint, and back: the names of tensors, and who holds which part.
+
+rows/TABLE/weight          the rows of a table; rows/TABLE/m, v, sum...: what the optimizer of rows keeps of each
+dense/NAME                 weights and buffers of the backbone
+dense_optimizer/NAME/KEY   what the dense optimizer keeps of a weight
+strategy/NAME              replicated state of the strategy
+rng/RANK[/cuda]            state of a rank's random generator (dropout)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from invdist.embeddings.rows import Rows
+from invdist.embeddings.tables import Shard, Table
+from invdist.learning.strategy import Strategy
+from invdist.models.recommender import Recommender
+from invdist.runtime.errors import UserError
+from invdist.training.checkpoint.manifest import DamagedCheckpoint
+from invdist.training.checkpoint.reader import CheckpointInfo
+from invdist.training.checkpoint.safetensors import DTYPES, NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a tensor that one rank writes: a view of the live memory, `[rows, ...]` from `row`, `column` on."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    values: Tensor
+    row: int = 0
+    column: int = 0
+
+
+def pieces(model: Recommender, strategy: Strategy) -> Iterator[Piece]:
+    """What this rank has to write. Over all ranks every tensor is covered exactly once."""
+    # Now, and not when the first piece is asked for: it may communicate, so every rank must come to it alike.
+    return _pieces(model, strategy, dict(strategy.state()))
+
+
+def _pieces(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[Piece]:
+    rank = model.comm.rank
+    for place in _places(model.rows):
+        first, end = place.written
+        yield Piece(place.name, place.shape, place.values[first:end], place.shard.row + first, place.column)
+    for name, (first, values) in strategy.sharded_state().items():
+        yield Piece(f"sharded/{name}", _by_user(strategy, values), values, first)
+    yield from (_whole(name, state) for name, state in _random_states(rank, model.device).items())
+    if rank == 0:
+        yield from (_whole(f"dense/{name}", value) for name, value in model.backbone.state_dict().items())
+        for name, state in _dense_optimizer_state(model).items():
+            yield _whole(f"dense_optimizer/{name}", state)
+        yield from (_whole(f"strategy/{name}", value) for name, value in replicated.items())
+
+
+def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
+    """Puts a checkpoint into a model and a strategy of the same making, at any number of ranks and any sharding.
+
+    At the same number of ranks everything is as it was saved, to the bit. At another, ranks that were not there
+    before keep their own random state. If it raises, the model is not to be used until another load went well.
+    """
+    _check_fits(checkpoint, model, strategy)
+    for place in _places(model.rows):
+        _fill(checkpoint, place.name, place.values, place.shard.row, place.column)
+    for name, (first, values) in strategy.sharded_state().items():
+        _fill(checkpoint, f"sharded/{name}", values, first)
+    model.rows.optimizer.steps = checkpoint.manifest.optimizer_steps
+    model.backbone.load_state_dict(checkpoint.read_dense())
+    _load_dense_optimizer(checkpoint, model)
+    try:
+        strategy.load_state(checkpoint.read_strategy_state())
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"{checkpoint.path}: the state of {type(strategy).__name__} does not fit: {error}") from error
+    _load_random_state(checkpoint, model)
+
+
+def _fill(checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0) -> None:
+    if len(values):
+        checkpoint.read_into(name, values.view(len(values), -1), row, column)
+
+
+def _by_user(strategy: Strategy, values: Tensor) -> tuple[int, ...]:
+    return (strategy.setting.users, *values.shape[1:])
+
+
+# Rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One shard of this rank, of the rows or of something that the optimizer keeps of each."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: Shard
+    column: int
+    values: Tensor
+    written: tuple[int, int]
+    """The range of its rows that this rank writes; other ranks have the rest too."""
+
+
+def _places(rows: Rows) -> Iterator[_Place]:
+    tables = {table.name: table for table in rows.layout.tables}
+    for shard in rows.layout.on(rows.comm.rank):
+        for kind, local_rows in _kinds(rows).items():
+            table, by_column = tables[shard.table], local_rows.dim() > 1
+            yield _Place(
+                name=f"rows/{table.name}/{kind}",
+                shape=_shape(table, by_column),
+                shard=shard,
+                column=shard.column if by_column else 0,
+                values=local_rows[shard.base : shard.base + shard.rows],
+                written=_written(rows, shard, by_column),
+            )
+
+
+def _kinds(rows: Rows) -> dict[str, Tensor]:
+    return {"weight": rows.local_rows, **rows.optimizer.state}
+
+
+def _shape(table: Table, by_column: bool) -> tuple[int, ...]:
+    return (table.rows, table.columns) if by_column else (table.rows,)
+
+
+def _written(rows: Rows, shard: Shard, by_column: bool) -> tuple[int, int]:
+    if rows.layout.replicated:
+        rank, size = rows.comm.rank, rows.comm.size
+        return shard.rows * rank // size, shard.rows * (rank + 1) // size
+    # One value per row is the same at every column shard of the row: the first writes it.
+    return (0, shard.rows) if by_column or shard.column == 0 else (0, 0)
+
+
+# Dense
+
+
+def _dense_optimizer_state(model: Recommender) -> dict[str, Tensor]:
+    states = model.dense_optimizer.state
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.backbone.named_parameters()
+        for key, value in states.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def _load_dense_optimizer(checkpoint: CheckpointInfo, model: Recommender) -> None:
+    names = [name for name, _ in model.backbone.named_parameters()]
+    state: dict[int, dict[str, Tensor]] = {}
+    for path in checkpoint.names("dense_optimizer/"):
+        name, _, key = path.rpartition("/")
+        if name not in names:
+            raise DamagedCheckpoint(f"{checkpoint.path}: optimizer state of {name!r}, which the model does not have")
+        state.setdefault(names.index(name), {})[key] = checkpoint.read(f"dense_optimizer/{path}")
+    groups = model.dense_optimizer.state_dict()["param_groups"]
+    try:
+        model.dense_optimizer.load_state_dict({"state": state, "param_groups": groups})
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"{checkpoint.path}: the dense optimizer state does not fit: {error}") from error
+
+
+# Random state
+
+
+def _random_states(rank: int, device: torch.device) -> dict[str, Tensor]:
+    states = {f"rng/{rank}": torch.get_rng_state()}
+    if device.type == "cuda":
+        states[f"rng/{rank}/cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _load_random_state(checkpoint: CheckpointInfo, model: Recommender) -> None:
+    saved = checkpoint.manifest.tensors
+    name = f"rng/{model.comm.rank}"
+    setters: list[tuple[str, Callable[[Tensor], None]]] = [(name, torch.set_rng_state)]
+    if model.device.type == "cuda":
+        setters.append((f"{name}/cuda", lambda state: torch.cuda.set_rng_state(state, model.device)))
+    for key, load in setters:
+        if key in saved:
+            try:
+                load(checkpoint.read(key))
+            except (RuntimeError, TypeError) as error:
+                raise DamagedCheckpoint(f"{checkpoint.path}: {key} is no random state: {error}") from error
+
+
+# Checks
+
+
+def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
+    """Says all that differs between what was saved and what is to be filled."""
+    saved, wrong = checkpoint.manifest, []
+    if saved.strategy != type(strategy).__name__:
+        wrong.append(f"its strategy is {saved.strategy}, this run's {type(strategy).__name__}")
+    if saved.optimizer != type(model.rows.optimizer).__name__:
+        wrong.append(f"its rows.optimizer is {saved.optimizer}, this run's {type(model.rows.optimizer).__name__}")
+    expected = {
+        f"rows/{table.name}/{kind}": (_shape(table, local_rows.dim() > 1), local_rows.dtype)
+        for table in model.rows.layout.tables
+        for kind, local_rows in _kinds(model.rows).items()
+    }
+    expected |= {f"dense/{n}": (tuple(v.shape), v.dtype) for n, v in model.backbone.state_dict().items()}
+    expected |= {
+        f"sharded/{name}": (_by_user(strategy, values), values.dtype)
+        for name, (_, values) in strategy.sharded_state().items()
+    }
+    found = {
+        name: (entry.shape, DTYPES[entry.dtype])
+        for name, entry in saved.tensors.items()
+        if name.startswith(("rows/", "dense/", "sharded/"))
+    }
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            wrong.append(f"{name}: {_size(found.get(name))} there, {_size(expected.get(name))} here")
+    if wrong:
+        raise UserError(
+            f"{checkpoint.path} is a checkpoint of another model: {'; '.join(wrong)}. "
+            "Resume with the config of the run that wrote it"
+        )
+
+
+def _size(tensor: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    if tensor is None:
+        return "nothing"
+    shape, dtype = tensor
+    return f"{NAMES[dtype]} {' x '.join(map(str, shape)) or 'scalar'}"
+
+
+def _whole(name: str, value: Tensor) -> Piece:
+    return Piece(name, tuple(value.shape), value)

@@ -1,0 +1,208 @@
+"""A run's `metrics.jsonl` read back: one JSON object per line, checked, readable while the run is live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from invdist.config.plain_yaml import dotted, read_yaml
+from invdist.runtime.errors import UserError
+
+Event = dict[str, Any]
+
+METRICS_FILE = "metrics.jsonl"
+
+_NUMBER = (int, float)
+_NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "start": {},
+    "step": {"epoch": int, "global_step": int, "loss": (*_NUMBER, type(None))},  # null: it was not finite
+    "epoch": {"epoch": int},
+    "final": {},
+    "warning": {"message": str},
+}
+"""Fields an event cannot be shown without, and their type. Other kinds of events are kept, not looked at."""
+
+_MAPPINGS = ("valid", "test", "directions", "seconds_by", "annotations", "dataset", "environment")
+
+
+@dataclass(frozen=True)
+class History:
+    """Everything a run folder tells about a run, in order of training.
+
+    A resumed run repeats the steps after its last checkpoint; the last record of a step or epoch is kept.
+    """
+
+    path: Path
+    events: list[Event]
+    """All events as written, repeats included."""
+    config: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+    @classmethod
+    def read(cls, run: str | Path) -> History:
+        """Reads the folder of a run, finished or under way; `UserError` on anything that is not a run."""
+        path = Path(run)
+        if not path.is_dir():
+            raise UserError(f"{path}: no such run folder")
+        if not (path / METRICS_FILE).is_file():
+            raise UserError(f"{path}: not a run folder, it has no {METRICS_FILE}")
+        events = read_events(path / METRICS_FILE)
+        return cls(
+            path=path,
+            events=events,
+            config=read_yaml(path / "config.yaml") if (path / "config.yaml").is_file() else {},
+            dataset=_read_json(path / "dataset.json"),
+            name=path.resolve().name,
+        )
+
+    def of(self, kind: str) -> list[Event]:
+        """All events of one kind, as written."""
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def start(self) -> Event:
+        """The latest `start` event, empty if there is none yet."""
+        return (self.of("start") or [{}])[-1]
+
+    @property
+    def final(self) -> Event | None:
+        """The `final` event, None while the run is under way or was broken off."""
+        kinds = [event["event"] for event in self.events]
+        if "final" not in kinds or "start" in kinds[_last(kinds, "final") :]:
+            return None
+        return self.events[_last(kinds, "final")]
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """`step` events in order of `global_step`, each step once."""
+        kept = {event["global_step"]: event for event in self.of("step")}
+        return [kept[step] for step in sorted(kept)]
+
+    @cached_property
+    def direction_steps(self) -> list[Event]:
+        """The steps that chose a direction: phase 2 of inverse gradient."""
+        return [event for event in self.steps if event.get("direction") is not None]
+
+    @cached_property
+    def epochs(self) -> list[Event]:
+        """`epoch` events in order, each epoch once."""
+        kept = {event["epoch"]: event for event in self.of("epoch")}
+        return [kept[epoch] for epoch in sorted(kept)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings in order, each text once."""
+        return list(dict.fromkeys(event["message"] for event in self.of("warning")))
+
+    @property
+    def method(self) -> str:
+        """The strategy, from the events or the config."""
+        return self._named("method")
+
+    @property
+    def model(self) -> str:
+        """The backbone, from the events or the config."""
+        return self._named("model")
+
+    def _named(self, what: str) -> str:
+        sources = (self.final or {}, self.start, self.config)
+        return str(next((source[what] for source in sources if source.get(what)), "unknown"))
+
+    @property
+    def ndcg_k(self) -> int:
+        """The cut of NDCG this run was scored with."""
+        training = self.config.get("training")
+        value = training.get("ndcg_k", 10) if isinstance(training, Mapping) else 10
+        return value if isinstance(value, int) else 10
+
+
+class Tail:
+    """Follows a live `metrics.jsonl` from where it ends now: each line is read once, however long the file grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # After the last whole line: what a killed writer left of another is removed by the next.
+        self._offset = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+
+    def new(self) -> list[Event]:
+        """The events written since the last call; a line still being written waits for the next."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        whole = content.rfind(b"\n") + 1
+        self._offset += whole
+        return [json.loads(line) for line in content[:whole].splitlines()]
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a `metrics.jsonl`.
+
+    A last line without its newline that does not parse is still being written, and left out; anything else
+    wrong is a `UserError` naming file and line.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    lines = text.split("\n")
+    events = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise UserError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None
+        problem = _problem(event)
+        if problem:
+            raise UserError(f"{path}, line {number}: {problem}")
+        events.append(event)
+    return events
+
+
+def table(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Events flattened for a data frame: nested mappings become dotted columns (`valid.auc`), lists stay."""
+    return [dotted(event) for event in events]
+
+
+def _problem(event: object) -> str | None:
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return 'an event must be a JSON object with a text field "event"'
+    kind = event["event"]
+    for name, types in _NEEDED.get(kind, {}).items():
+        if name not in event:
+            return f'the "{kind}" event has no "{name}"'
+        if not isinstance(event[name], types) or isinstance(event[name], bool):
+            return f'"{name}" of the "{kind}" event is {json.dumps(event[name])[:80]}, which it cannot be'
+    if kind in _NEEDED:
+        for name in _MAPPINGS:
+            if event.get(name) is not None and not isinstance(event[name], dict):
+                return f'"{name}" of the "{kind}" event must be a JSON object'
+    if kind == "step" and event.get("direction") is not None and not isinstance(event["direction"], _NUMBER):
+        return '"direction" of the "step" event must be a number'
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be parsed ({error})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: must hold a mapping of names to values")
+    return value
+
+
+def _last(kinds: list[str], kind: str) -> int:
+    return len(kinds) - 1 - kinds[::-1].index(kind)

@@ -1,0 +1,162 @@
+"""Training as a Ray Train job: a `TorchTrainer` whose workers each run a `Trainer`, restarted when they die.
+
+A restarted group finds the newest checkpoint of the run folder and continues there, so the run folder must be
+reachable from every node, as for any Ray Train run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from invdist import config as configs
+from invdist.config import Config
+from invdist.runtime.errors import UserError
+from invdist.training.run_folder import FAILED_FILE, write_atomically
+
+_LOG = logging.getLogger(__name__)
+
+
+def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | None = None) -> None:
+    """Trains on the Ray that this process is connected to; returns when the run has ended, finished or stopped.
+
+    Raises `UserError` for what the user can mend, and Ray's own error when workers died too often. `worker` is what
+    each worker runs, by default `train_worker`.
+    """
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    (run / FAILED_FILE).unlink(missing_ok=True)
+    cuda = cluster_uses_cuda(config)
+    ray_config = config.ray
+    needed, present = ray_config.workers * ray_config.cpus_per_worker, ray.cluster_resources().get("CPU", 0)
+    least = (ray_config.min_workers or ray_config.workers) * ray_config.cpus_per_worker
+    if least > present:
+        raise UserError(
+            f"ray.workers={ray_config.workers} with ray.cpus_per_worker={ray_config.cpus_per_worker:g} need "
+            f"{needed:g} CPUs, the Ray cluster has {present:g}: ask for fewer, or wait for nodes (`ray status`)"
+        )
+
+    class Trainer(TorchTrainer):
+        """Leaves Ctrl-C to whoever asked for it: Ray's own handler would kill the workers before they have saved."""
+
+        def _register_sigint_handler(self, controller: Any) -> None: ...
+
+    workers = (ray_config.min_workers, ray_config.workers) if ray_config.min_workers else ray_config.workers
+    trainer = Trainer(
+        worker or train_worker,
+        train_loop_config={"config": configs.dump(config), "run": str(run)},
+        torch_config=TorchConfig(backend="nccl" if cuda else "gloo", timeout_s=int(ray_config.timeout_s)),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=cuda, resources_per_worker=_resources(config, cuda)),
+        run_config=RunConfig(
+            name="ray_train",
+            storage_path=str(run),
+            failure_config=FailureConfig(max_failures=ray_config.max_failures),
+        ),
+    )
+    try:
+        trainer.fit()
+    finally:
+        _raise_if_failed(run)
+
+
+def train_worker(settings: dict[str, str]) -> None:
+    """What every worker runs: builds its `Trainer` and fits."""
+    from ray.train import get_context
+    from ray.train.torch import get_device
+
+    from invdist.data.stream.batches import StreamSpec, ray_readers
+    from invdist.embeddings.comm import Comm
+    from invdist.runtime.process import configure_process
+    from invdist.training.trainer import Trainer
+
+    run = Path(settings["run"])
+    if (run / FAILED_FILE).exists():
+        return  # a worker found something only the user can mend: a restart would find it again
+    config = configs.from_text(settings["config"])
+    configure_process(max(1, int(config.ray.cpus_per_worker)))
+    comm = Comm()
+
+    def make_readers(spec: StreamSpec) -> Sequence[Any]:
+        from ray.train.collective import broadcast_from_rank_zero
+
+        mine = ray_readers(spec, config.data.readers) if get_context().get_world_rank() == 0 else []
+        return broadcast_from_rank_zero(mine)
+
+    try:
+        trainer = Trainer(
+            config,
+            run,
+            device=get_device(),
+            comm=comm,
+            make_readers=make_readers if config.data.readers else None,
+        )
+        trainer.fit()
+    except UserError as error:
+        write_atomically(run / FAILED_FILE, json.dumps({"rank": comm.rank, "message": str(error)}))
+        raise
+
+
+def _raise_if_failed(run: Path) -> None:
+    if (run / FAILED_FILE).exists():
+        raise UserError(json.loads((run / FAILED_FILE).read_text())["message"])
+
+
+def cluster_uses_cuda(config: Config) -> bool:
+    """The device is chosen once, for all workers: CUDA if the cluster has a GPU for each that must be there."""
+    import ray
+
+    if config.ray.device == "cpu":
+        return False
+    gpus, needed = ray.cluster_resources().get("GPU", 0), config.ray.min_workers or config.ray.workers
+    few = f"{needed} workers need a GPU each, the Ray cluster has {gpus:g} (nodes may still be starting: `ray status`)"
+    if config.ray.device == "cuda" and gpus < needed:
+        raise UserError(f"ray.device=cuda: {few}; ask for fewer workers, or use ray.device=cpu")
+    if 0 < gpus < needed:
+        _LOG.warning("training on the CPU: %s", few)
+    return gpus >= needed
+
+
+def _resources(config: Config, cuda: bool) -> dict[str, float]:
+    return {"CPU": config.ray.cpus_per_worker, **({"GPU": 1.0} if cuda else {})}
+
+
+@contextlib.contextmanager
+def connected(cpus: int | None = None) -> Iterator[None]:
+    """Connects to the cluster this process belongs to, or starts a Ray of its own for as long as it takes.
+
+    A Ray of its own has `cpus` CPUs, by default those of the machine. A process that is connected stays so.
+    """
+    if "ray" in sys.modules:
+        import ray
+
+        if ray.is_initialized():
+            yield
+            return
+        if not inside_cluster():
+            raise UserError(
+                "ray was imported before invdist could start one of its own: call ray.init() first to use that one, "
+                "or run the command in a process of its own"
+            )
+    with contextlib.ExitStack() as stack:
+        if not inside_cluster():
+            from invdist.runtime.private_ray import private_ray
+
+            stack.enter_context(private_ray(cpus=cpus))
+        import ray
+
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        stack.callback(ray.shutdown)
+        yield
+
+
+def inside_cluster() -> bool:
+    """Whether this process was started by a Ray cluster or pointed at one (`ray job submit`, RAY_ADDRESS)."""
+    return bool(os.environ.get("RAY_ADDRESS") or os.environ.get("RAY_JOB_ID"))

@@ -1,0 +1,64 @@
+"""The step and scale benchmarks at small sizes: every figure is there, and the figures agree with each other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from invdist.cli import bench
+
+KEYS = {
+    "plain_ms",
+    "ig_ms",
+    "ratio",
+    "fused_ms",
+    "plain_vs_fused",
+    "ig_vs_fused",
+    "textbook_ms",
+    "speedup_vs_textbook",
+    "candidates7_ms",
+    "bytes_sent_per_rank",
+    "collectives",
+    "rss_mb",
+}
+
+
+def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "64", "--repeats", "3"]
+    assert bench.main(["step", "--world-size", "2", "--json", *sizes]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures.keys() >= KEYS
+    assert all(figures[key] > 0 for key in KEYS)
+    assert figures["ratio"] == pytest.approx(figures["ig_ms"] / (2 * figures["plain_ms"]))
+    assert figures["plain_vs_fused"] == pytest.approx(figures["plain_ms"] / figures["fused_ms"])
+    assert figures["ig_vs_fused"] == pytest.approx(figures["ig_ms"] / figures["fused_ms"])
+    assert figures["speedup_vs_textbook"] == pytest.approx(figures["textbook_ms"] / figures["ig_ms"])
+    # Ids and rows of (64 + 64) pairs out, gradients of both back, deltas of V; half of each stays at home.
+    rows = 2 * 64 * 8 * 4
+    assert 0.35 * 5 * rows < figures["bytes_sent_per_rank"] < 1.1 * 5 * rows
+    assert figures["plain_bytes_sent_per_rank"] < figures["bytes_sent_per_rank"] / 2
+
+
+def test_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        bench.main(["scale", "--json", "--rows", "400", "4000", "--dim", "8", "--batch", "32", "--repeats", "3"]) == 0
+    )
+    figures = json.loads(capsys.readouterr().out)
+    assert [(row["rows"], row["method"]) for row in figures["rows"]] == [
+        (400, "none"),
+        (4000, "none"),
+        (400, "ig"),
+        (4000, "ig"),
+    ]
+    assert all(row["step_ms"] > 0 and row["peak_mb"] > 50 for row in figures["rows"])
+    ms = [row["step_ms"] for row in figures["rows"]]
+    assert figures["time_ratio"] == pytest.approx(ms[3] / ms[2])
+    assert 0.9 < figures["memory_ratio"] < 1.1
+
+
+def test_sizes_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["step", "--batch", "0"]) == 2
+    assert "--batch must be at least 1" in capsys.readouterr().err
+    assert bench.main(["step", "--dim", "6"]) == 2
+    assert "multiple of 4" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from invdist.cli.plan import main
+from invdist.planning.estimate import Request, backbone_size, estimate, smallest_gpus
+from invdist.planning.planner import GIB, DoesNotFit, Hardware, make_plan
+from invdist.report.browser import find_chromium
+
+HUGE = ["--users", "1e9", "--items", "100M", "--dim", "32", "--hbm", "80GB"]
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_billion_users_on_eight_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *HUGE, "--gpus", "8", "--batch", "65536", "--rows", "1e9")
+    assert [table["sharding"] for table in found["tables"]] == ["row_wise", "row_wise"]
+    assert found["tables"][0]["largest_shard"] == [125_000_000, 32]
+    memory = found["device_bytes"]
+    assert memory["rows"] == 1_100_000_000 // 8 * 32 * 4
+    assert memory["optimizer_state"] == 2 * memory["rows"]
+    # Ids and rows of 8,192 pairs, twice.
+    assert memory["exchange_buffers"] == 2 * 8192 * (8 + 32 * 4)
+    parts = ("rows", "optimizer_state", "exchange_buffers", "dense", "working", "ig_added")
+    assert memory["total"] == pytest.approx(sum(memory[part] for part in parts))
+    assert memory["total"] < memory["usable"] == 0.9 * 80 * GIB
+    steps = found["step_seconds"]
+    assert steps["ig"]["total"] > steps["plain"]["total"] > 0
+    # 1e9 rows: 13,733 plain and 1,526 inverse-gradient steps.
+    expected = 13_733 * steps["plain"]["total"] + 1_526 * steps["ig"]["total"]
+    assert found["epoch_seconds"]["ig"] == pytest.approx(expected)
+
+
+def test_the_largest_table_is_the_last_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpus", "4", "--hbm", "1GB", "--batch", "4096", "--items", "1000", "--sharding", "row_wise"]
+    most = planned(capsys, "--users", "1000", *options)["largest_users"]
+    assert 6_000_000 < most < 4 * 0.9 * GIB / (32 * 4 * 3)
+    planned(capsys, "--users", str(most), *options)
+    assert main(["--users", str(most + most // 500), *options]) == 2
+
+
+def test_what_does_not_fit_says_how_many_gpus_would(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*HUGE, "--gpus", "4"]) == 2
+    said = capsys.readouterr().err
+    assert "does not fit" in said
+    assert "smallest number that would do is 6 " in said
+    request = Request(users=10**9, items=10**8, gpus=4)
+    assert smallest_gpus(request) == 6
+    assert estimate(Request(users=10**9, items=10**8, gpus=6)).device_bytes < 0.9 * 80 * GIB
+    assert main([*HUGE, "--gpus", "8", "--sharding", "table_wise"]) == 2
+    assert "They would fit row-wise" in capsys.readouterr().err
+    assert main(["--users", "10", "--items", "10", "--gpus", "1", "--hbm", "1GB", "--batch", "1e7"]) == 2
+    assert "smallest number that would do is" in capsys.readouterr().err  # more GPUs share the batch
+
+
+def test_a_step_too_large_for_any_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--users", "10", "--items", "10", "--gpus", "2", "--hbm", "1GB", "--batch", "2", "--rate", "10000000"]
+    assert main(options) == 2
+    assert "No number of GPUs would do" in capsys.readouterr().err
+
+
+def test_neumf_needs_five_times_the_columns() -> None:
+    columns, dense, saved = backbone_size("neumf", 32)
+    assert columns == 160
+    assert dense == 42 * 32**2 + 9 * 32 + 1
+    assert saved >= (8 + 4 + 2 + 1 + 2) * 32
+    assert backbone_size("gmf", 32) == (32, 33, 32)
+
+
+def test_a_sweep_is_a_line_per_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*HUGE, "--gpus", "8", "--batch-per-gpu", "1024", "--sweep", "gpus=4..32"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:6]] == ["4", "8", "16", "32"]
+    assert "does not fit" in lines[2]
+    found = planned(capsys, *HUGE, "--gpus", "8", "--batch-per-gpu", "1024", "--sweep", "gpus=8,16")
+    assert [point["gpus"] for point in found] == [8, 16]
+    assert [point["request"]["batch"] for point in found] == [8192, 16_384]
+    rows = [point["device_bytes"]["rows"] for point in found]
+    assert rows[0] == 2 * rows[1]
+
+
+def test_candidates_cost_memory_of_their_rows_and_a_few_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--users", "1e6", "--items", "1e6", "--gpus", "8", "--sweep", "candidates=3,7"]
+    three, seven = planned(capsys, *options)
+    added = [found["bytes_per_step"]["ig"]["total"] for found in (three, seven)]
+    assert added[1] - added[0] == pytest.approx(2 * 4 * 8 * 7 / 8)
+    assert seven["device_bytes"]["ig_added"] > three["device_bytes"]["ig_added"]
+
+
+def test_a_sweep_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--users", "1e6", "--items", "1e6", "--gpus", "8", "--sweep", "gpus=2..8"]
+    assert main([*options, "--figure", str(tmp_path / "sweep.html")]) == 0
+    page = (tmp_path / "sweep.html").read_text()
+    assert "Memory of the fullest GPU" in page
+    assert "<script src=" not in page
+    assert main([*options, "--figure", str(tmp_path / "sweep.pdf")]) == 2
+    assert "ending in .html, .svg, .png" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium here to draw a picture with")
+def test_a_sweep_is_drawn_as_a_picture(tmp_path: Path) -> None:
+    options = ["--users", "1e6", "--items", "1e6", "--gpus", "8", "--sweep", "gpus=2..8"]
+    assert main([*options, "--figure", str(tmp_path / "sweep.svg")]) == 0
+    picture = (tmp_path / "sweep.svg").read_text()
+    assert picture.startswith("<svg")
+    assert picture.count('class="point"') == 7 * 3
+
+
+def test_the_planner_is_told_of_optimizer_state() -> None:
+    def bytes_with(optimizer: str) -> int:
+        plan = make_plan(
+            [("user", 10_000), ("item", 10_000)],
+            32,
+            ranks=4,
+            batch=64,
+            hbm=GIB,
+            hardware=Hardware(),
+            optimizer=optimizer,
+        )
+        return plan.rows + plan.state
+
+    per_rank = 20_000 // 4 * 32 * 4
+    assert bytes_with("sgd") == per_rank
+    assert bytes_with("rowwise_adagrad") == per_rank + 20_000 // 4 * 4
+    assert bytes_with("adam") == 3 * per_rank
+    with pytest.raises(DoesNotFit):
+        make_plan([("user", 10**9)], 32, ranks=4, batch=64, hbm=GIB, hardware=Hardware())
+
+
+@pytest.mark.parametrize("sharding", ["row_wise", "table_wise", "column_wise", "data_parallel"])
+def test_every_sharding_can_be_planned(capsys: pytest.CaptureFixture[str], sharding: str) -> None:
+    found = planned(capsys, "--users", "1e6", "--items", "1e5", "--gpus", "4", "--sharding", sharding)
+    assert {table["sharding"] for table in found["tables"]} == {sharding}
+    assert found["bytes_per_step"]["ig"]["total"] > 0
+
+
+def test_the_text_names_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--users", "37,692", "--items", "131,690", "--gpus", "8", "--rows", "9.462492M"]) == 0
+    said = capsys.readouterr().out
+    for text in ("planner", "ours", "Epoch of 9,462,492 rows", "Limit", "Nothing here was measured on a GPU"):
+        assert text in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--users", "0"], "--users must be at least 1"),
+        (["--dim", "30"], "multiple of 4"),
+        (["--batch", "4"], "over all GPUs"),
+        (["--batch", "0"], "at least 1, not 0"),
+        (["--batch-per-gpu", "0"], "at least 1, not 0"),
+        (["--model", "mf"], "gmf, neumf"),
+        (["--candidates", "1"], "at least 2"),
+        (["--sweep", "gpu=1..4"], "NAME one of gpus"),
+        (["--sweep", "gpus=8..4"], "no less than A"),
+        (["--sweep", "gpus=1..x"], "gpus=A..B*10"),
+        (["--figure", "x.svg"], "--figure draws a sweep"),
+        (["--test-share", "1"], "--test-share"),
+        (["--inter", "0"], "--inter must be above 0"),
+        (["--reserve", "1"], "--reserve"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(["--users", "100", "--items", "100", "--gpus", "8", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert said in shown
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", "1e-3", ""])
+def test_a_number_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([f"--users={text}", "--items", "3", "--gpus", "1"])
+    assert ended.value.code == 2
+    assert "whole number" in capsys.readouterr().err or text != "1.5"

@@ -1,0 +1,111 @@
+"""What lies where: no rank holds more than its share, and every sharding type is what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from invdist.embeddings.tables import SHARDINGS, put_on
+from invdist.models.build import build_recommender
+from invdist.runtime.errors import UserError
+from tests.distributed import run_ranks
+from tests.embeddings.sharded import ITEMS, USERS, small_spec
+
+COLUMNS = 8
+
+
+def _lay_out(rank: int, ranks: int) -> dict:
+    facts = {}
+    for sharding in SHARDINGS:
+        model = build_recommender(
+            small_spec(sharding=sharding, dim=COLUMNS, optimizer="rowwise_adagrad"), torch.device("cpu")
+        )
+        layout, local_rows = model.rows.layout, model.rows.local_rows
+        shards = [(s.table, s.rank, s.row, s.rows, s.column, s.columns) for s in layout.shards]
+        allocated = local_rows.untyped_storage().nbytes() // local_rows.element_size()
+        facts[sharding] = (tuple(local_rows.shape), shards, layout.sharding, allocated, model.rows.plan_stats)
+    try:
+        build_recommender(small_spec(ddr_gb=1e-9), torch.device("cpu"))
+        facts["too small"] = ""
+    except UserError as error:
+        facts["too small"] = str(error)
+    return facts
+
+
+@pytest.fixture(scope="module")
+def facts() -> list[dict]:
+    return run_ranks(_lay_out, 2)
+
+
+def test_no_rank_holds_a_whole_table_row_wise(facts: list[dict]) -> None:
+    rows = [-(-USERS // 2) + -(-ITEMS // 2), USERS // 2 + ITEMS // 2]
+    for rank, of in enumerate(facts):
+        shape, _, _, allocated, _ = of["row_wise"]
+        assert shape == (rows[rank], COLUMNS)
+        assert allocated == rows[rank] * COLUMNS, "nothing is kept beside the local_rows"
+
+
+def test_each_table_is_on_one_rank_table_wise(facts: list[dict]) -> None:
+    shapes = {of["table_wise"][0] for of in facts}
+    assert shapes == {(USERS, COLUMNS), (ITEMS, COLUMNS)}
+
+
+def test_each_rank_has_some_columns_of_every_row_column_wise(facts: list[dict]) -> None:
+    for of in facts:
+        assert of["column_wise"][0] == (USERS + ITEMS, COLUMNS // 2)
+
+
+def test_every_rank_holds_everything_data_parallel(facts: list[dict]) -> None:
+    for of in facts:
+        assert of["data_parallel"][0] == (USERS + ITEMS, COLUMNS)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_shards_cover_every_table_once_and_ranks_agree(facts: list[dict], sharding: str) -> None:
+    assert facts[0][sharding][1:3] == facts[1][sharding][1:3]
+    _, shards, kinds, _, stats = facts[0][sharding]
+    if sharding == "auto":
+        assert set(kinds.values()) <= {"row_wise", "table_wise"}
+    else:
+        assert set(kinds.values()) == {sharding}
+    copies = 2 if sharding == "data_parallel" else 1
+    for table, rows in (("user", USERS), ("item", ITEMS)):
+        covered = torch.zeros(rows, COLUMNS)
+        for name, _, row, count, column, columns in shards:
+            if name == table:
+                covered[row : row + count, column : column + columns] += 1
+        assert (covered == copies).all()
+        assert table in stats, "the plan is reported"
+
+
+def test_tables_that_do_not_fit_are_refused_with_advice(facts: list[dict]) -> None:
+    for of in facts:
+        assert "do not fit 2 rank(s)" in of["too small"]
+        assert "rows.sharding" in of["too small"]
+
+
+def test_every_rank_is_planned_on_the_device_it_has() -> None:
+    """Three ranks on two nodes, one on the first: the planner itself would take all of them for GPU 0."""
+    import torchrec
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    table = torchrec.EmbeddingConfig(name="user", num_embeddings=300, embedding_dim=8, feature_names=["user"])
+    collection = torchrec.EmbeddingCollection(tables=[table], device=torch.device("meta"))
+    sharders: list = [EmbeddingCollectionSharder()]
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=3, compute_device="cuda", local_world_size=1),
+        constraints={"user": ParameterConstraints(sharding_types=["row_wise"])},
+    )
+    plan: Any = planner.plan(collection, sharders)
+    (parameter,) = [parameter for module in plan.plan.values() for parameter in module.values()]
+
+    def placed() -> list[str]:
+        return [str(shard.placement) for shard in parameter.sharding_spec.shards]
+
+    assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:0"]
+    put_on(plan, ["cuda:0", "cuda:0", "cuda:1"])
+    assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:1"]
