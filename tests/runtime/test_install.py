@@ -63,7 +63,7 @@ def test_a_wrong_stack_stops_a_command_before_torch_is_imported(monkeypatch: pyt
 
 def test_importing_the_package_and_its_settings_stays_light() -> None:
     code = (
-        "import sys, invdist, invdist.cli, invdist.config, invdist.install, invdist.private_ray;"
+        "import sys, invdist, invdist.cli.main, invdist.config, invdist.runtime.install, invdist.runtime.private_ray;"
         "sys.exit(', '.join(m for m in ('torch', 'ray', 'numpy', 'pyarrow') if m in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
