@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from invdist.runtime.errors import UserError
+
+UNFINISHED = ".unfinished"
+"""How the name of a file ends while it is being written; a killed process may leave one behind."""
 
 _LOCK_FILE = ".lock"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
@@ -35,6 +39,56 @@ def describe_os_error(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"no room on the disk ({os.strerror(error.errno)})"
     return str(error)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A free path beside `path` to write a file to, which becomes `path` when the block ends without an error.
+
+    A reader sees the old file or the whole new one, never half of it. After an error nothing is left.
+    """
+    final = Path(path)
+    # A name of its own: two processes may write the same file.
+    unfinished = final.with_name(f".{final.name[:50]}.{uuid.uuid4().hex[:12]}{UNFINISHED}")
+    try:
+        yield unfinished
+        _flush(unfinished)
+        os.replace(unfinished, final)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a small file (text as UTF-8) so that a reader sees the old one or the whole new one."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def new_folder(output: str | os.PathLike[str]) -> Iterator[Path]:
+    """A hidden folder beside `output` to write into, renamed to `output` when the block ends without an error.
+
+    `UserError` if something is at `output` before or after. After an error nothing is left; a killed process leaves
+    a folder named `.NAME.partial-...`.
+    """
+    final = Path(output)
+    if os.path.lexists(final):
+        raise UserError(f"{final} is already there; choose another --output or remove it first")
+    partial = final.parent / f".{final.name[:50]}.partial-{uuid.uuid4().hex[:8]}"
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        try:
+            os.rename(partial, final)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise UserError(f"{final} appeared while it was being written; nothing was overwritten") from error
+            raise
+    except OSError as error:
+        raise UserError(f"cannot write {final}: {describe_os_error(error)}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -97,11 +151,17 @@ class Folder:
 
     @contextmanager
     def create(self, name: str) -> Iterator[pa.NativeFile]:
-        """A file to write; on a local disk it is flushed to the medium when the block ends well."""
+        """A file to write, which has its name only after the block ended without an error.
+
+        On a local disk it is flushed to the medium, too. Objects of a store such as S3 appear when they are closed.
+        """
         path = self._inside(name)
-        with self.filesystem.open_output_stream(path) as file:
+        if not self.local:
+            with self.filesystem.open_output_stream(path) as file:
+                yield file
+            return
+        with replacing(path) as unfinished, self.filesystem.open_output_stream(str(unfinished)) as file:
             yield file
-        self._flush(path)
 
     def make(self) -> None:
         """Makes the folder and those above it, unless they are there."""
@@ -120,9 +180,9 @@ class Folder:
         assert is_plain_name(name), name
         parent = os.path.dirname(self.path)
         target = Folder(self.filesystem, os.path.join(parent, name))
-        self._flush(self.path)
+        _flush(self.path)
         os.rename(self.path, target.path)
-        self._flush(parent)
+        _flush(parent)
         return target
 
     def _inside(self, name: str) -> str:
@@ -133,10 +193,11 @@ class Folder:
         entries = self.filesystem.get_file_info(pafs.FileSelector(self.path, allow_not_found=True))
         return [i for i in entries if not (self.local and os.path.islink(i.path))]
 
-    def _flush(self, path: str) -> None:
-        if self.local:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+
+def _flush(path: str | os.PathLike[str]) -> None:
+    """Asks the disk to keep what was written to a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
