@@ -1,6 +1,6 @@
-"""Sharded tables: the only place that knows TorchRec.
+"""Sharded tables in memory.
 
-TorchRec plans where each part of a table lives and allocates it there; no rank ever holds a table
+TorchRec plans (`placement`) where each part of a table lives and allocates it there; no rank ever holds a table
 it does not own. What the rest of the package sees is an *local_rows*: one matrix per rank in which all
 of its shards lie one below the other, and a `Layout` that says which local_rows row a table row is.
 """
@@ -8,32 +8,27 @@ of its shards lie one below the other, and a `Layout` that says which local_rows
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from invdist.embeddings.placement import (
+    GIB,
+    SHARDINGS,
+    DoesNotFit,
+    Sharding,
+    Table,
+    make_collection,
+    place_tables,
+    quiet_torchrec,
+    sharders,
+)
 from invdist.runtime.errors import UserError
-
-Sharding = Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"]
-SHARDINGS: tuple[str, ...] = get_args(Sharding)
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """An embedding table to be: its name and size."""
-
-    name: str
-    rows: int
-    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,61 +95,30 @@ def shard_tables(
     `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank and must hold
     `copies` times the rows: those and their optimizer's state. A plan that does not fit is a `UserError`.
     """
-    import torchrec
     from torchrec.distributed import DistributedModelParallel
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from torchrec.distributed.planner.stats import EmbeddingStats
-    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-    from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+    from torchrec.distributed.planner import Topology
     from torchrec.distributed.types import ShardingEnv
 
     group = group or dist.group.WORLD
     assert group is not None
     world_size = dist.get_world_size(group)
-    collection = torchrec.EmbeddingCollection(
-        tables=[
-            torchrec.EmbeddingConfig(
-                name=table.name,
-                num_embeddings=table.rows,
-                embedding_dim=table.columns,
-                feature_names=[table.name],
-                # TorchRec would draw its own random rows; ours are drawn by `init` and overwrite them.
-                init_fn=_leave_as_is,
-            )
-            for table in tables
-        ],
-        device=torch.device("meta"),
-    )
-    sharders: Any = [EmbeddingCollectionSharder()]
-    stats = EmbeddingStats()
-    with _quiet_torchrec():
-        planner = EmbeddingShardingPlanner(
-            topology=Topology(
-                world_size=world_size,
-                compute_device=device.type,
-                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-                # The planner knows nothing of our optimizers' state: it gets the share of the rows themselves.
-                hbm_cap=int(hbm_gb * GIB / copies) if device.type == "cuda" else 0,
-                ddr_cap=int(ddr_gb * GIB / copies),
-            ),
-            batch_size=max(1, batch_size // world_size),
-            constraints={
-                table.name: ParameterConstraints(
-                    sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
-                    compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
-                    min_partition=column_width(table.columns, world_size),
-                )
-                for table in tables
-            },
-            storage_reservation=FixedPercentageStorageReservation(percentage=0.05),
-            stats=stats,
+    collection, stats = make_collection(tables), ""
+    with quiet_torchrec():
+        topology = Topology(
+            world_size=world_size,
+            compute_device=device.type,
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            # The planner knows nothing of our optimizers' state: it gets the share of the rows themselves.
+            hbm_cap=int(hbm_gb * GIB / copies) if device.type == "cuda" else 0,
+            ddr_cap=int(ddr_gb * GIB / copies),
         )
-        # Not `collective_plan`: where the first rank finds no plan, it leaves the others waiting for one.
+        # Not TorchRec's `collective_plan`: if the first rank finds no plan, the others would wait forever.
         plan: list[Any] = [None]
         if dist.get_rank(group) == 0:
-            with contextlib.suppress(PlannerError):
-                plan = [planner.plan(collection, sharders)]
+            with contextlib.suppress(DoesNotFit):
+                batch_per_rank = max(1, batch_size // world_size)
+                placed = place_tables(collection, tables, sharding, topology, batch_size=batch_per_rank, reserve=0.05)
+                plan, stats = [placed.plan], placed.describe()
         dist.broadcast_object_list(plan, group_src=0, group=group)
         devices: list[Any] = [None] * world_size
         dist.all_gather_object(devices, str(device), group=group)
@@ -170,11 +134,11 @@ def shard_tables(
             env=ShardingEnv.from_process_group(group),
             device=device,
             plan=plan[0],
-            sharders=sharders,
+            sharders=sharders(),
             init_data_parallel=False,
         )
     layout, local_rows = _read_layout(tables, model.module, dist.get_rank(group), world_size)
-    return ShardedTables(layout, local_rows.to(device), _compact(stats._stats_table))
+    return ShardedTables(layout, local_rows.to(device), stats)
 
 
 def put_on(plan: Any, devices: Sequence[str]) -> None:
@@ -190,35 +154,6 @@ def put_on(plan: Any, devices: Sequence[str]) -> None:
             for shard in parameter.sharding_spec.shards if parameter.sharding_spec is not None else ():
                 rank = shard.placement.rank()
                 shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
-
-
-def _compact(table: list[str]) -> str:
-    """TorchRec's text table without its frame, blank lines and the padding that makes it 300 columns wide."""
-    lines = (re.sub(r" {2,}", "  ", line.strip("# ")) for line in table)
-    return "\n".join(line for line in lines if line.strip("- "))
-
-
-def column_width(columns: int, world_size: int) -> int:
-    """The narrowest column shard: one per rank, a multiple of 4 as FBGEMM wants, dividing the columns evenly."""
-    widths = [w for w in range(4, columns + 1, 4) if columns % w == 0 and w * world_size >= columns]
-    return widths[0] if widths else columns
-
-
-def _leave_as_is(weight: Tensor) -> None:
-    del weight
-
-
-@contextlib.contextmanager
-def _quiet_torchrec():
-    """TorchRec logs each plan and module at length and warns of its own defaults; the plan is reported by us."""
-    previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(previous)
 
 
 def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: int) -> tuple[Layout, Tensor]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from invdist.embeddings.tables import GIB, column_width
+from invdist.embeddings.placement import GIB, DoesNotFit, Table, make_collection, place_tables, quiet_torchrec
 from invdist.planning.formulas import Spread
 
 
@@ -75,10 +73,6 @@ class Plan:
         return self.rows + self.state + self.buffers
 
 
-class DoesNotFit(Exception):
-    """The planner finds no way to place the tables."""
-
-
 def make_plan(
     rows: Sequence[tuple[str, int]],
     columns: int,
@@ -95,15 +89,12 @@ def make_plan(
     `rows` are (name, rows) of the tables, `batch` is per rank, `hbm` the bytes of each device that tables and
     exchange may use. Raises `DoesNotFit`.
     """
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-    from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+    from torchrec.distributed.planner import Topology
 
     if hbm <= 0:
         raise DoesNotFit
-    with _quiet():
-        kept = _Keep()
+    tables = [Table(name, count, columns) for name, count in rows]
+    with quiet_torchrec():
         topology = Topology(
             world_size=ranks,
             compute_device="cuda",
@@ -113,49 +104,9 @@ def make_plan(
             intra_host_bw=hardware.intra / 1000,
             inter_host_bw=hardware.inter / 1000,
         )
-        constraint = ParameterConstraints(
-            sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
-            compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
-            min_partition=column_width(columns, ranks),
-        )
-        planner = EmbeddingShardingPlanner(
-            topology=topology,
-            batch_size=batch,
-            storage_reservation=FixedPercentageStorageReservation(0.0),
-            constraints={name: constraint for name, _ in rows},
-            stats=kept,  # type: ignore[arg-type]
-            debug=False,
-        )
-        try:
-            planner.plan(_module(rows, columns, optimizer), [EmbeddingCollectionSharder()])  # type: ignore[list-item]
-        except PlannerError as error:
-            raise DoesNotFit from error
-    return _read(kept.best_plan, dict(rows), columns, optimizer)
-
-
-class _Keep:
-    """Stands in for the planner's statistics printer, to keep what it is told."""
-
-    best_plan: list[Any]
-
-    def log(self, *, best_plan: list[Any], **_: Any) -> None:
-        self.best_plan = best_plan
-
-
-def _module(rows: Sequence[tuple[str, int]], columns: int, optimizer: str) -> torch.nn.Module:
-    import torchrec
-
-    tables = [
-        torchrec.EmbeddingConfig(name=name, num_embeddings=count, embedding_dim=columns, feature_names=[name])
-        for name, count in rows
-    ]
-    collection = torchrec.EmbeddingCollection(tables=tables, device=torch.device("meta"))
-    for parameter in collection.parameters():
-        # The planner's way to learn of optimizer state: without it Adam's two moments are not counted.
-        parameter._optimizer_classes = [_optimizer_class(optimizer)]  # type: ignore[attr-defined]
-    model = torch.nn.Module()
-    model.rows = collection
-    return model
+    collection = make_collection(tables, _optimizer_class(optimizer))
+    placed = place_tables(collection, tables, sharding, topology, batch_size=batch, reserve=0.0)
+    return _read(placed.report["best_plan"], dict(rows), columns, optimizer)
 
 
 def _optimizer_class(optimizer: str) -> type[torch.optim.Optimizer]:
@@ -202,14 +153,3 @@ def _read(options: list[Any], rows: dict[str, int], columns: int, optimizer: str
         buffers=all_bytes[fullest] - row_bytes[fullest] - state_bytes[fullest],
         fused_step_s=max(seconds.values()),
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The planner warns of what does not concern a plan that is only looked at."""
-    previous = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(previous)

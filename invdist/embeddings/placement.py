@@ -1,0 +1,157 @@
+"""Where tables go: TorchRec's planner with the choices of this engine, for a run and for `invdist plan` alike.
+
+Needs no device and no process group: the planner works on the description of the ranks (a TorchRec `Topology`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+Sharding = Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"]
+SHARDINGS: tuple[str, ...] = get_args(Sharding)
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Name and size of an embedding table."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+class DoesNotFit(Exception):
+    """The planner finds no way to place the tables in the memory of the ranks."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The planner's decision, and what it reported about it."""
+
+    plan: Any
+    """TorchRec's `ShardingPlan`."""
+    report: dict[str, Any]
+    """What the planner passes to a statistics printer: `best_plan` holds the priced options it chose."""
+
+    def describe(self) -> str:
+        """TorchRec's own text (`EmbeddingStats`) without its frame, blank lines and 300 columns of padding."""
+        from torchrec.distributed.planner.stats import EmbeddingStats
+
+        stats = EmbeddingStats()
+        with quiet_torchrec():
+            stats.log(**self.report)
+        lines = (re.sub(r" {2,}", "  ", line.strip("# ")) for line in stats._stats_table)
+        return "\n".join(line for line in lines if line.strip("- "))
+
+
+def make_collection(tables: Sequence[Table], optimizer: type[torch.optim.Optimizer] | None = None) -> Any:
+    """A TorchRec `EmbeddingCollection` of these tables that holds no memory yet.
+
+    With an `optimizer` the planner counts its state beside the rows.
+    """
+    import torchrec
+
+    collection = torchrec.EmbeddingCollection(
+        tables=[
+            torchrec.EmbeddingConfig(
+                name=table.name,
+                num_embeddings=table.rows,
+                embedding_dim=table.columns,
+                feature_names=[table.name],
+                # TorchRec would draw random rows here. The recommender draws its own and overwrites them.
+                init_fn=_leave_as_is,
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )
+    if optimizer is not None:
+        for parameter in collection.parameters():
+            # Where the planner looks for it.
+            parameter._optimizer_classes = [optimizer]  # pyright: ignore[reportAttributeAccessIssue]
+    return collection
+
+
+def sharders() -> list[Any]:
+    """The TorchRec sharders of a collection."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+
+    return [EmbeddingCollectionSharder()]
+
+
+def place_tables(
+    collection: Any, tables: Sequence[Table], sharding: str, topology: Any, *, batch_size: int, reserve: float
+) -> Placement:
+    """Plans `collection` (of `tables`) for the ranks of a TorchRec `topology`; raises `DoesNotFit`.
+
+    `auto` lets the planner choose row-wise or table-wise for each table. `batch_size` is per rank, `reserve` the share
+    of the topology's memory that is left free.
+    """
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+
+    report = _Report()
+    # A plan that does not fit is logged as an error; the caller explains it.
+    with quiet_torchrec(logging.ERROR):
+        planner = EmbeddingShardingPlanner(
+            topology=topology,
+            batch_size=batch_size,
+            constraints={
+                table.name: ParameterConstraints(
+                    sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
+                    compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
+                    min_partition=column_width(table.columns, topology.world_size),
+                )
+                for table in tables
+            },
+            storage_reservation=FixedPercentageStorageReservation(percentage=reserve),
+            stats=report,  # pyright: ignore[reportArgumentType]
+        )
+        try:
+            plan = planner.plan(collection, sharders())
+        except PlannerError as error:
+            raise DoesNotFit from error
+    return Placement(plan, report.values)
+
+
+def column_width(columns: int, world_size: int) -> int:
+    """The narrowest column shard: one per rank, a multiple of 4 as FBGEMM needs, dividing the columns evenly."""
+    widths = [w for w in range(4, columns + 1, 4) if columns % w == 0 and w * world_size >= columns]
+    return widths[0] if widths else columns
+
+
+@contextlib.contextmanager
+def quiet_torchrec(level: int = logging.WARNING) -> Iterator[None]:
+    """Silences logging up to `level` and warnings: TorchRec logs each plan and module, and warns of its defaults."""
+    previous = logging.root.manager.disable
+    logging.disable(level)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+class _Report:
+    """Takes the place of the planner's statistics printer and keeps what it would print."""
+
+    values: dict[str, Any]
+
+    def log(self, **values: Any) -> None:
+        self.values = values
+
+
+def _leave_as_is(weight: Tensor) -> None:
+    del weight
