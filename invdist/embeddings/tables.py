@@ -1,8 +1,8 @@
-"""Sharded tables: the only place that knows TorchRec.
+"""Sharded tables, planned and allocated by TorchRec.
 
-TorchRec plans where each part of a table lives and allocates it there; no rank ever holds a table
-it does not own. What the rest of the package sees is an *local_rows*: one matrix per rank in which all
-of its shards lie one below the other, and a `Layout` that says which local_rows row a table row is.
+TorchRec decides where each part of a table lives and allocates it there. No rank holds a table it does not own.
+The rest of the package sees `local_rows`, one matrix per rank with all of its shards one below the other, and a
+`Layout`, which says which local row a table row is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from invdist.embeddings.torchrec_internals import place_on_devices, shard_weights, sharding_types, stats_lines
 from invdist.runtime.errors import UserError
 
 Sharding = Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"]
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """An embedding table to be: its name and size."""
+    """Name and size of an embedding table."""
 
     name: str
     rows: int
@@ -38,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rectangle of a table on one rank, and where it starts in that rank's local_rows."""
+    """A rectangle of a table on one rank, and its first local row there (`base`)."""
 
     table: str
     rank: int
@@ -51,14 +51,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where every part of every table lives: the same on every rank."""
+    """Where every part of every table lives. Equal on every rank."""
 
     tables: tuple[Table, ...]
     shards: tuple[Shard, ...]
     sharding: dict[str, str]
     """The sharding type of each table."""
     width: int
-    """Columns of the local_rows: those of a table, or of a column shard."""
+    """Columns of a local row: those of a table, or of one column shard."""
 
     @property
     def replicated(self) -> bool:
@@ -70,18 +70,18 @@ class Layout:
         return sorted((s for s in self.shards if s.table == table), key=lambda s: (s.column, s.row, s.rank))
 
     def on(self, rank: int) -> list[Shard]:
-        """The shards of one rank in local_rows order."""
+        """The shards of one rank, ordered by local row."""
         return sorted((s for s in self.shards if s.rank == rank), key=lambda s: s.base)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedTables:
-    """The tables as TorchRec sharded them: their layout and this rank's local_rows `[rows, width]`."""
+    """The tables as TorchRec sharded them: their layout, and the local rows `[rows, width]` of this rank."""
 
     layout: Layout
     local_rows: Tensor
     stats: str
-    """TorchRec's own account of the plan (`EmbeddingStats`), on the first rank only: the one that plans."""
+    """TorchRec's report of the plan (`EmbeddingStats`); only on the first rank, which plans."""
 
 
 def shard_tables(
@@ -97,8 +97,8 @@ def shard_tables(
 ) -> ShardedTables:
     """Plans and allocates `tables` over the ranks of `group`.
 
-    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank and must hold
-    `copies` times the rows: those and their optimizer's state. A plan that does not fit is a `UserError`.
+    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank. They must
+    hold `copies` times the rows: the rows and their optimizer state. A plan that does not fit is a `UserError`.
     """
     import torchrec
     from torchrec.distributed import DistributedModelParallel
@@ -119,7 +119,7 @@ def shard_tables(
                 num_embeddings=table.rows,
                 embedding_dim=table.columns,
                 feature_names=[table.name],
-                # TorchRec would draw its own random rows; ours are drawn by `init` and overwrite them.
+                # Rows are drawn by `EmbeddingStore.init`.
                 init_fn=_leave_as_is,
             )
             for table in tables
@@ -134,7 +134,7 @@ def shard_tables(
                 world_size=world_size,
                 compute_device=device.type,
                 local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-                # The planner knows nothing of our optimizers' state: it gets the share of the rows themselves.
+                # The planner does not count our optimizer state, so it gets the share of the rows alone.
                 hbm_cap=int(hbm_gb * GIB / copies) if device.type == "cuda" else 0,
                 ddr_cap=int(ddr_gb * GIB / copies),
             ),
@@ -150,7 +150,7 @@ def shard_tables(
             storage_reservation=FixedPercentageStorageReservation(percentage=0.05),
             stats=stats,
         )
-        # Not `collective_plan`: where the first rank finds no plan, it leaves the others waiting for one.
+        # Not `collective_plan`: when the first rank finds no plan, the others would wait for one forever.
         plan: list[Any] = [None]
         if dist.get_rank(group) == 0:
             with contextlib.suppress(PlannerError):
@@ -164,7 +164,7 @@ def shard_tables(
                 f"each as {sharding}: use more ranks, raise the caps to what the machine has, or choose another "
                 f"rows.sharding ({', '.join(SHARDINGS)})"
             )
-        put_on(plan[0], devices)
+        place_on_devices(plan[0], devices)
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(group),
@@ -174,26 +174,11 @@ def shard_tables(
             init_data_parallel=False,
         )
     layout, local_rows = _read_layout(tables, model.module, dist.get_rank(group), world_size)
-    return ShardedTables(layout, local_rows.to(device), _compact(stats._stats_table))
-
-
-def put_on(plan: Any, devices: Sequence[str]) -> None:
-    """Makes a sharding plan name the device that each rank really has.
-
-    The planner takes rank r for the device r % (ranks of the first rank's node), which is wrong where nodes have
-    different numbers of ranks, as after the loss of one.
-    """
-    from torch.distributed.remote_device import _remote_device
-
-    for module in plan.plan.values():
-        for parameter in module.values():
-            for shard in parameter.sharding_spec.shards if parameter.sharding_spec is not None else ():
-                rank = shard.placement.rank()
-                shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
+    return ShardedTables(layout, local_rows.to(device), _compact(stats_lines(stats)))
 
 
 def _compact(table: list[str]) -> str:
-    """TorchRec's text table without its frame, blank lines and the padding that makes it 300 columns wide."""
+    """TorchRec's text table without frame, blank lines and padding, which make it 300 columns wide."""
     lines = (re.sub(r" {2,}", "  ", line.strip("# ")) for line in table)
     return "\n".join(line for line in lines if line.strip("- "))
 
@@ -210,7 +195,7 @@ def _leave_as_is(weight: Tensor) -> None:
 
 @contextlib.contextmanager
 def _quiet_torchrec():
-    """TorchRec logs each plan and module at length and warns of its own defaults; the plan is reported by us."""
+    """Silences TorchRec, which logs each plan and module at length and warns about its own defaults."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -222,7 +207,7 @@ def _quiet_torchrec():
 
 
 def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: int) -> tuple[Layout, Tensor]:
-    """Reads from the sharded module what lies where, and lays this rank's local_rows over its memory."""
+    """The layout of a sharded module, and one matrix over the memory of this rank's shards."""
     plan = module.module_sharding_plan
     sharding = {name: parameter.sharding_type for name, parameter in plan.items()}
     order: list[tuple[str, int, int, int, int, int]] = []  # table, rank, row, rows, column, columns
@@ -238,9 +223,8 @@ def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: 
     if len(widths) != 1:
         raise UserError(f"column shards must be equally wide, the plan has widths {sorted(widths)}: change rows.dim")
 
-    # One TorchRec lookup per sharding type, one FBGEMM module in it: shards lie in memory in the order of
-    # sharding types, then of tables.
-    kinds = list(module._sharding_type_to_sharding)
+    # Shards lie in memory in the order of sharding types, then of tables.
+    kinds = sharding_types(module)
     order.sort(key=lambda s: kinds.index(sharding[s[0]]))
     bases = dict.fromkeys(range(world_size), 0)
     shards: list[Shard] = []
@@ -248,16 +232,12 @@ def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: 
         shards.append(Shard(name, owner, row, rows, column, columns, bases[owner]))
         bases[owner] += rows
     layout = Layout(tables, tuple(shards), sharding, widths.pop())
-    return layout, _lay_arena(layout, module, rank)
+    return layout, _local_rows(layout, module, rank)
 
 
-def _lay_arena(layout: Layout, module: Any, rank: int) -> Tensor:
-    """One matrix over the memory of all local shards, which it keeps alive; a copy if FBGEMM split them."""
-    weights: list[Tensor] = []
-    for lookup in module._lookups:
-        for kernel in getattr(lookup, "module", lookup)._emb_modules:
-            weights += [weight.detach() for weight in kernel.emb_module.split_embedding_weights()]
-    weights = [weight for weight in weights if weight.numel()]
+def _local_rows(layout: Layout, module: Any, rank: int) -> Tensor:
+    """One matrix over the memory of all local shards, which it keeps alive. A copy if they are not contiguous."""
+    weights = [weight for weight in shard_weights(module) if weight.numel()]
     mine = [shard for shard in layout.on(rank) if shard.rows]
     assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], "FBGEMM's order of shards"
     if not weights:
