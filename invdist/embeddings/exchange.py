@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,11 +34,11 @@ class Route:
 
     pairs: int
     """Pairs of this group on the asking rank."""
-    wire: Tensor | None
+    send_order: Tensor | None
     """Cell index of each sent cell, in order of owner. None: cells are sent as they stand."""
     place: Tensor | None
-    """Where each cell stands in an answer to this group alone: the inverse of `wire`."""
-    joint: Tensor | None
+    """Where each cell stands in an answer to this group alone: the inverse of `send_order`."""
+    joint_index: Tensor | None
     """Where each cell stands in an answer to all groups at once."""
     sent: list[int]
     """Cells sent to each rank."""
@@ -46,15 +46,17 @@ class Route:
     """Cells asked for by each rank."""
     cells: Tensor
     """Arena rows asked for, in order of asking rank (on a replicated layout: this rank's own)."""
-    pushed: Tensor
+    updated: Tensor
     """Arena rows that gradients arrive for: `cells`, and on a replicated layout those of all ranks."""
+    features: Any = None
+    """What is known ahead of the pairs of this group and never trained; passed on to `Recommender.logits`."""
     _unique: UniqueRows | None = None
 
     @property
     def unique(self) -> UniqueRows:
-        """The distinct rows of `pushed`, sorted when first wanted: who only looks at rows never pays for it."""
+        """The distinct rows of `updated`, sorted when first wanted: who only looks at rows never pays for it."""
         if self._unique is None:
-            self._unique = UniqueRows.of(self.pushed)
+            self._unique = UniqueRows.of(self.updated)
         return self._unique
 
 
@@ -97,9 +99,9 @@ class UniqueRows:
 class Exchange:
     """The routes of all groups of one step. Made by `Exchange.begin`; `finish` before use."""
 
-    def __init__(self, layout: Layout, comm: Comm, groups: Sequence[Pairs], where: _Where) -> None:
+    def __init__(self, layout: Layout, comm: Comm, groups: Sequence[Pairs], where: RowLocator) -> None:
         self._comm, self._replicated = comm, layout.replicated
-        self._wire: list[Tensor | None] = []
+        self._send_orders: list[Tensor | None] = []
         self._asked: list[Tensor] = []
         self._own: list[Tensor] = []
         self._sent: list[list[int]] = []
@@ -108,18 +110,18 @@ class Exchange:
         for group in groups:
             owner, cells = where(group)
             if comm.size == 1:
-                wire, sent = None, [len(cells)]
+                send_order, sent = None, [len(cells)]
             elif self._replicated:
-                wire, sent = (
+                send_order, sent = (
                     torch.arange(len(cells), device=cells.device).repeat(comm.size),
                     [len(cells)] * comm.size,
                 )
             else:
-                wire = torch.argsort(owner, stable=True)
+                send_order = torch.argsort(owner, stable=True)
                 sent = torch.bincount(owner, minlength=comm.size).tolist()
-            self._wire.append(wire)
+            self._send_orders.append(send_order)
             self._own.append(cells)
-            self._asked.append(cells if wire is None else cells.index_select(0, wire))
+            self._asked.append(cells if send_order is None else cells.index_select(0, send_order))
             self._sent.append(sent)
         self._counts: Pending | None = None
         self._ids: Pending | None = None
@@ -159,15 +161,19 @@ class Exchange:
         self.cells = self._ids.wait()
         parts = torch.split(self.cells, [self._received[g][r] for r in ranks for g in groups])
         for g in groups:
-            wire, sent, asked = self._wire[g], self._sent[g], torch.cat(parts[g :: len(groups)])
-            assert wire is not None
-            place = joint = None
+            send_order, sent, asked = self._send_orders[g], self._sent[g], torch.cat(parts[g :: len(groups)])
+            assert send_order is not None
+            place = joint_index = None
             if not self._replicated:
-                place = torch.empty_like(wire)
-                place[wire] = torch.arange(len(wire), device=wire.device)
-                joint = place if len(groups) == 1 else place + self._shift(g).index_select(0, self._rank_of(place, g))
+                place = torch.empty_like(send_order)
+                place[send_order] = torch.arange(len(send_order), device=send_order.device)
+                joint_index = (
+                    place if len(groups) == 1 else place + self._shift(g).index_select(0, self._rank_of(place, g))
+                )
             own = self._own[g] if self._replicated else asked
-            self.routes.append(Route(self._pairs[g], wire, place, joint, sent, self._received[g], own, asked))
+            self.routes.append(
+                Route(self._pairs[g], send_order, place, joint_index, sent, self._received[g], own, asked)
+            )
         return self
 
     def _rank_of(self, place: Tensor, g: int) -> Tensor:
@@ -176,11 +182,11 @@ class Exchange:
         return torch.searchsorted(ends, place, right=True)
 
     def _shift(self, g: int) -> Tensor:
-        """By how much group g's answers of each rank stand later in a joint answer than in its own."""
-        groups, shifts, joint, own = range(len(self._sent)), [], 0, 0
+        """By how much group g's answers of each rank stand later in a joint_index answer than in its own."""
+        groups, shifts, joint_index, own = range(len(self._sent)), [], 0, 0
         for r in range(self._comm.size):
-            shifts.append(joint + sum(self._sent[h][r] for h in groups if h < g) - own)
-            joint += sum(self._sent[h][r] for h in groups)
+            shifts.append(joint_index + sum(self._sent[h][r] for h in groups if h < g) - own)
+            joint_index += sum(self._sent[h][r] for h in groups)
             own += self._sent[g][r]
         return torch.tensor(shifts, device=self._asked[g].device)
 
@@ -193,7 +199,7 @@ class Exchange:
         return [sum(counts) for counts in zip(*self._received, strict=True)]
 
 
-class _Where:
+class RowLocator:
     """Finds the owner and the local_rows row of each cell that pairs ask for."""
 
     def __init__(self, layout: Layout, size: int, device: torch.device) -> None:

@@ -16,6 +16,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from invdist.embeddings.torchrec_internals import stats_lines
+
 Sharding = Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"]
 SHARDINGS: tuple[str, ...] = get_args(Sharding)
 GIB = 1 << 30
@@ -50,7 +52,7 @@ class Placement:
         stats = EmbeddingStats()
         with quiet_torchrec():
             stats.log(**self.report)
-        lines = (re.sub(r" {2,}", "  ", line.strip("# ")) for line in stats._stats_table)
+        lines = (re.sub(r" {2,}", "  ", line.strip("# ")) for line in stats_lines(stats))
         return "\n".join(line for line in lines if line.strip("- "))
 
 

@@ -26,7 +26,7 @@ def store_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 class RowOptimizer(Protocol):
-    """What `Rows` needs of an optimizer."""
+    """What `EmbeddingStore` needs of an optimizer."""
 
     state: dict[str, Tensor]
     """Per-row state by name: `[local_rows rows, ...]`."""

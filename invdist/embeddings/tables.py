@@ -1,15 +1,14 @@
-"""Sharded tables in memory.
+"""Sharded tables, planned and allocated by TorchRec.
 
-TorchRec plans (`placement`) where each part of a table lives and allocates it there; no rank ever holds a table
-it does not own. What the rest of the package sees is an *local_rows*: one matrix per rank in which all
-of its shards lie one below the other, and a `Layout` that says which local_rows row a table row is.
+TorchRec decides where each part of a table lives and allocates it there. No rank holds a table it does not own.
+The rest of the package sees `local_rows`, one matrix per rank with all of its shards one below the other, and a
+`Layout`, which says which local row a table row is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +27,13 @@ from invdist.embeddings.placement import (
     quiet_torchrec,
     sharders,
 )
+from invdist.embeddings.torchrec_internals import place_on_devices, shard_weights, sharding_types
 from invdist.runtime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rectangle of a table on one rank, and where it starts in that rank's local_rows."""
+    """A rectangle of a table on one rank, and its first local row there (`base`)."""
 
     table: str
     rank: int
@@ -46,14 +46,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where every part of every table lives: the same on every rank."""
+    """Where every part of every table lives. Equal on every rank."""
 
     tables: tuple[Table, ...]
     shards: tuple[Shard, ...]
     sharding: dict[str, str]
     """The sharding type of each table."""
     width: int
-    """Columns of the local_rows: those of a table, or of a column shard."""
+    """Columns of a local row: those of a table, or of one column shard."""
 
     @property
     def replicated(self) -> bool:
@@ -65,18 +65,18 @@ class Layout:
         return sorted((s for s in self.shards if s.table == table), key=lambda s: (s.column, s.row, s.rank))
 
     def on(self, rank: int) -> list[Shard]:
-        """The shards of one rank in local_rows order."""
+        """The shards of one rank, ordered by local row."""
         return sorted((s for s in self.shards if s.rank == rank), key=lambda s: s.base)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedTables:
-    """The tables as TorchRec sharded them: their layout and this rank's local_rows `[rows, width]`."""
+    """The tables as TorchRec sharded them: their layout, and the local rows `[rows, width]` of this rank."""
 
     layout: Layout
     local_rows: Tensor
     stats: str
-    """TorchRec's own account of the plan (`EmbeddingStats`), on the first rank only: the one that plans."""
+    """TorchRec's report of the plan (`EmbeddingStats`); only on the first rank, which plans."""
 
 
 def shard_tables(
@@ -92,8 +92,8 @@ def shard_tables(
 ) -> ShardedTables:
     """Plans and allocates `tables` over the ranks of `group`.
 
-    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank and must hold
-    `copies` times the rows: those and their optimizer's state. A plan that does not fit is a `UserError`.
+    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank. They must
+    hold `copies` times the rows: the rows and their optimizer state. A plan that does not fit is a `UserError`.
     """
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.planner import Topology
@@ -128,7 +128,7 @@ def shard_tables(
                 f"each as {sharding}: use more ranks, raise the caps to what the machine has, or choose another "
                 f"rows.sharding ({', '.join(SHARDINGS)})"
             )
-        put_on(plan[0], devices)
+        place_on_devices(plan[0], devices)
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(group),
@@ -141,23 +141,8 @@ def shard_tables(
     return ShardedTables(layout, local_rows.to(device), stats)
 
 
-def put_on(plan: Any, devices: Sequence[str]) -> None:
-    """Makes a sharding plan name the device that each rank really has.
-
-    The planner takes rank r for the device r % (ranks of the first rank's node), which is wrong where nodes have
-    different numbers of ranks, as after the loss of one.
-    """
-    from torch.distributed.remote_device import _remote_device
-
-    for module in plan.plan.values():
-        for parameter in module.values():
-            for shard in parameter.sharding_spec.shards if parameter.sharding_spec is not None else ():
-                rank = shard.placement.rank()
-                shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
-
-
 def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: int) -> tuple[Layout, Tensor]:
-    """Reads from the sharded module what lies where, and lays this rank's local_rows over its memory."""
+    """The layout of a sharded module, and one matrix over the memory of this rank's shards."""
     plan = module.module_sharding_plan
     sharding = {name: parameter.sharding_type for name, parameter in plan.items()}
     order: list[tuple[str, int, int, int, int, int]] = []  # table, rank, row, rows, column, columns
@@ -173,9 +158,8 @@ def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: 
     if len(widths) != 1:
         raise UserError(f"column shards must be equally wide, the plan has widths {sorted(widths)}: change rows.dim")
 
-    # One TorchRec lookup per sharding type, one FBGEMM module in it: shards lie in memory in the order of
-    # sharding types, then of tables.
-    kinds = list(module._sharding_type_to_sharding)
+    # Shards lie in memory in the order of sharding types, then of tables.
+    kinds = sharding_types(module)
     order.sort(key=lambda s: kinds.index(sharding[s[0]]))
     bases = dict.fromkeys(range(world_size), 0)
     shards: list[Shard] = []
@@ -183,16 +167,12 @@ def _read_layout(tables: tuple[Table, ...], module: Any, rank: int, world_size: 
         shards.append(Shard(name, owner, row, rows, column, columns, bases[owner]))
         bases[owner] += rows
     layout = Layout(tables, tuple(shards), sharding, widths.pop())
-    return layout, _lay_arena(layout, module, rank)
+    return layout, _local_rows(layout, module, rank)
 
 
-def _lay_arena(layout: Layout, module: Any, rank: int) -> Tensor:
-    """One matrix over the memory of all local shards, which it keeps alive; a copy if FBGEMM split them."""
-    weights: list[Tensor] = []
-    for lookup in module._lookups:
-        for kernel in getattr(lookup, "module", lookup)._emb_modules:
-            weights += [weight.detach() for weight in kernel.emb_module.split_embedding_weights()]
-    weights = [weight for weight in weights if weight.numel()]
+def _local_rows(layout: Layout, module: Any, rank: int) -> Tensor:
+    """One matrix over the memory of all local shards, which it keeps alive. A copy if they are not contiguous."""
+    weights = [weight for weight in shard_weights(module) if weight.numel()]
     mine = [shard for shard in layout.on(rank) if shard.rows]
     assert [tuple(w.shape) for w in weights] == [(s.rows, s.columns) for s in mine], "FBGEMM's order of shards"
     if not weights:

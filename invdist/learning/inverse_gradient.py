@@ -69,14 +69,14 @@ class InverseGradient:
 
         # 1. The direct gradient over the global U, and the update vector.
         with watch("step"):
-            loss_U, annotation = inverse_dual_loss(model.logits(rows_U))
+            loss_U, annotation = inverse_dual_loss(model.logits(rows_U, route_U))
             g, _ = model.gradient(loss_U.sum(), len(loss_U), rows_U, route_U)
             D = g.map(lambda value: self.alpha * phi(value, self.inner))
 
         # 2. and 3. All candidates theta + c*D in one forward; one all-reduce of their losses over the global V.
         with watch("candidates"):
             deltas_V = model.rows.lookup_delta(route_V, D.rows)
-            logits = model.candidate_logits(rows_V, deltas_V, D, self.candidates)
+            logits = model.candidate_logits(rows_V, route_V, deltas_V, D, self.candidates)
             losses, details = self._reduce(log_loss(logits, batch.label), annotation.w1, g)
 
         # 4. The smallest wins, on every rank alike.
@@ -87,7 +87,7 @@ class InverseGradient:
         with watch("commit"):
             model.add(D, c)
             committed_V = moved(rows_V.detach(), deltas_V, c).requires_grad_()
-            loss_V = log_loss(model.logits(committed_V), batch.label)
+            loss_V = log_loss(model.logits(committed_V, route_V), batch.label)
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V)
             model.step(gradient_V)
         self._test_square = self._square(gradient_V)

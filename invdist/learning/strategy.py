@@ -159,7 +159,7 @@ class Strategy(ABC):
         with self.watch("pull"):
             rows = self.model.pull(exchange)[0]
         with self.watch("step"):
-            losses = loss(self.model.logits(rows))
+            losses = loss(self.model.logits(rows, exchange.routes[0]))
             count = len(losses) if count is None else count
             gradient, mean = self.model.gradient(losses.sum(), count, rows, exchange.routes[0])
             self.model.step(gradient)

@@ -10,7 +10,7 @@ from torch import Tensor
 from invdist.config.registry import BACKBONES
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.row_optimizers import SGD, Adam, RowOptimizer, RowwiseAdagrad
-from invdist.embeddings.rows import Rows
+from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import Sharding, Table, shard_tables
 from invdist.models.recommender import Recommender
 
@@ -57,12 +57,12 @@ def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None =
         copies={"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer],
         group=comm.group,
     )
-    rows = Rows(tables, comm, lambda local_rows, rows: _row_optimizer(spec, local_rows, rows))
+    rows = EmbeddingStore(tables, comm, lambda local_rows, rows: _row_optimizer(spec, local_rows, rows))
     rows.init(spec.seed, spec.init_std)
     return Recommender(rows, backbone, _dense_optimizer(spec, backbone), precision=spec.precision)
 
 
-def _row_optimizer(spec: ModelSpec, local_rows: Tensor, rows: Rows) -> RowOptimizer:
+def _row_optimizer(spec: ModelSpec, local_rows: Tensor, rows: EmbeddingStore) -> RowOptimizer:
     shared = {"gamma": spec.gamma, "weight_decay": spec.weight_decay, "eps": spec.eps}
     if spec.optimizer == "adam":
         return Adam(local_rows, beta1=spec.beta1, beta2=spec.beta2, **shared)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from invdist.embeddings.exchange import Exchange, Pairs, Route
-from invdist.embeddings.rows import Rows, RowUpdate
+from invdist.embeddings.store import EmbeddingStore, RowUpdate
 from invdist.models.backbone import Backbone
 
 
@@ -31,7 +31,7 @@ class Recommender:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: EmbeddingStore,
         backbone: Backbone,
         dense_optimizer: torch.optim.Optimizer,
         *,
@@ -53,8 +53,12 @@ class Recommender:
         """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`."""
         return [rows.requires_grad_() for rows in self.rows.pull(exchange)]
 
-    def logits(self, rows: Tensor) -> Tensor:
-        """One float32 logit per pair."""
+    def logits(self, rows: Tensor, route: Route) -> Tensor:
+        """One float32 logit per pair of a group, from its rows `[2n, columns]` and its route.
+
+        The route carries what is known of the pairs beside their rows (`Route.features`); no backbone reads it yet.
+        """
+        del route
         user, item = rows.chunk(2)
         with self._autocast():
             return self.backbone(user, item).float()
@@ -74,7 +78,9 @@ class Recommender:
         return Update(arriving().map(scale.mul), reduced[:-2] * scale), reduced[-2] * scale
 
     @torch.no_grad()
-    def candidate_logits(self, rows: Tensor, deltas: Tensor, step: Update, candidates: Sequence[float]) -> Tensor:
+    def candidate_logits(
+        self, rows: Tensor, route: Route, deltas: Tensor, step: Update, candidates: Sequence[float]
+    ) -> Tensor:
         """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
 
         Dense weights take the value of each candidate in turn, which any backbone can do and which takes
@@ -84,7 +90,7 @@ class Recommender:
         with self.evaluating():
             for c in candidates:
                 self._flat.copy_(moved(theta, step.dense, c))
-                logits.append(self.logits(moved(rows, deltas, c)))
+                logits.append(self.logits(moved(rows, deltas, c), route))
         self._flat.copy_(theta)
         return torch.stack(logits)
 
@@ -117,7 +123,7 @@ class Recommender:
         rows = self.rows.pull(exchange)[0]
         with self.evaluating():
             if not self.backbone.separable:
-                return self.logits(rows)
+                return self.logits(rows, exchange.routes[0])
             ids, places = _distinct(pairs)
             user, item = rows.split([len(ids.user), len(ids.item)])
             with self._autocast():

@@ -1,6 +1,6 @@
 """What a step of this engine costs, as arithmetic. Nothing here imports torch, and nothing is measured.
 
-Symbols, as in the design of the exchange (`invdist.embeddings.rows`):
+Symbols, as in the design of the exchange (`invdist.embeddings.store`):
 
     G          ranks, one GPU each
     n          labeled pairs of a rank and step: batch / G, rounded up

@@ -55,9 +55,9 @@ class ProgressLine:
 class RowProgress(ProgressLine):
     """Counts rows: call it as `progress(stage, rows)`, as often as you like.
 
-        with RowProgress() as progress:
-            progress("reading", 12_000)
-            progress("writing", 5_000, total=12_000)
+    with RowProgress() as progress:
+        progress("reading", 12_000)
+        progress("writing", 5_000, total=12_000)
     """
 
     def __call__(self, stage: str, rows: int, total: int | None = None) -> None:

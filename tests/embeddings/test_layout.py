@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from invdist.embeddings.tables import SHARDINGS, put_on
+from invdist.embeddings.tables import SHARDINGS
+from invdist.embeddings.torchrec_internals import place_on_devices
 from invdist.models.build import build_recommender
 from invdist.runtime.errors import UserError
 from tests.distributed import run_ranks
@@ -44,7 +45,7 @@ def test_no_rank_holds_a_whole_table_row_wise(facts: list[dict]) -> None:
     for rank, of in enumerate(facts):
         shape, _, _, allocated, _ = of["row_wise"]
         assert shape == (rows[rank], COLUMNS)
-        assert allocated == rows[rank] * COLUMNS, "nothing is kept beside the local_rows"
+        assert allocated == rows[rank] * COLUMNS, "nothing is kept beside the local rows"
 
 
 def test_each_table_is_on_one_rank_table_wise(facts: list[dict]) -> None:
@@ -107,5 +108,5 @@ def test_every_rank_is_planned_on_the_device_it_has() -> None:
         return [str(shard.placement) for shard in parameter.sharding_spec.shards]
 
     assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:0"]
-    put_on(plan, ["cuda:0", "cuda:0", "cuda:1"])
+    place_on_devices(plan, ["cuda:0", "cuda:0", "cuda:1"])
     assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:1"]

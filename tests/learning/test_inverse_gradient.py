@@ -116,7 +116,7 @@ def test_a_pass_leaves_no_trace() -> None:
     assert record.details["direction"] == 0
     exchange = plain.exchange(Pairs(rows.user, rows.item))
     pulled = plain.pull(exchange)[0]
-    losses = log_loss(plain.logits(pulled), rows.label)
+    losses = log_loss(plain.logits(pulled, exchange.routes[0]), rows.label)
     plain.step(plain.gradient(losses.sum(), len(losses), pulled, exchange.routes[0])[0])
     assert torch.equal(tried.rows.local_rows, plain.rows.local_rows)
     for name, state in plain.rows.optimizer.state.items():

@@ -188,7 +188,7 @@ def test_reweighting_by_closed_form() -> None:
         def pull(self, exchange):
             return [None]
 
-        def logits(self, rows):
+        def logits(self, rows, route):
             captured["logits"] = torch.tensor([math.log(4.0), math.log(2 / 3)], requires_grad=True)
             return captured["logits"]
 

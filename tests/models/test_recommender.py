@@ -30,7 +30,7 @@ def an_update(model: Recommender, scale: float = 0.1) -> Update:
     """Some update of the rows that OTHERS name, and of the dense weights."""
     exchange = model.exchange(OTHERS)
     rows = model.pull(exchange)[0]
-    gradient, _ = model.gradient(model.logits(rows).sum(), 2, rows, exchange.routes[0])
+    gradient, _ = model.gradient(model.logits(rows, exchange.routes[0]).sum(), 2, rows, exchange.routes[0])
     return gradient.map(lambda value: scale * value)
 
 
@@ -44,7 +44,7 @@ def test_candidates_are_what_committing_them_would_be(model: str, dropout: float
     before = [parameter.detach().clone() for parameter in recommender.backbone.parameters()]
     deltas = recommender.rows.lookup_delta(exchange.routes[0], step.rows)
     candidates = [-3.0, -1.0, 0.0, 0.5]
-    logits = recommender.candidate_logits(rows, deltas, step, candidates)
+    logits = recommender.candidate_logits(rows, exchange.routes[0], deltas, step, candidates)
     assert logits.shape == (4, 4)
     assert all(torch.equal(a, b) for a, b in zip(recommender.backbone.parameters(), before, strict=True))
     assert recommender.backbone.training

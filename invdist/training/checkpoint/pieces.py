@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from invdist.embeddings.rows import Rows
+from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import Shard, Table
 from invdist.learning.strategy import Strategy
 from invdist.models.recommender import Recommender
@@ -104,7 +104,7 @@ class _Place:
     """The range of its rows that this rank writes; other ranks have the rest too."""
 
 
-def _places(rows: Rows) -> Iterator[_Place]:
+def _places(rows: EmbeddingStore) -> Iterator[_Place]:
     tables = {table.name: table for table in rows.layout.tables}
     for shard in rows.layout.on(rows.comm.rank):
         for kind, local_rows in _kinds(rows).items():
@@ -119,7 +119,7 @@ def _places(rows: Rows) -> Iterator[_Place]:
             )
 
 
-def _kinds(rows: Rows) -> dict[str, Tensor]:
+def _kinds(rows: EmbeddingStore) -> dict[str, Tensor]:
     return {"weight": rows.local_rows, **rows.optimizer.state}
 
 
@@ -127,7 +127,7 @@ def _shape(table: Table, by_column: bool) -> tuple[int, ...]:
     return (table.rows, table.columns) if by_column else (table.rows,)
 
 
-def _written(rows: Rows, shard: Shard, by_column: bool) -> tuple[int, int]:
+def _written(rows: EmbeddingStore, shard: Shard, by_column: bool) -> tuple[int, int]:
     if rows.layout.replicated:
         rank, size = rows.comm.rank, rows.comm.size
         return shard.rows * rank // size, shard.rows * (rank + 1) // size

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from invdist.embeddings.comm import Comm
-from invdist.embeddings.exchange import Exchange, Pairs, Route, UniqueRows, _Where
+from invdist.embeddings.exchange import Exchange, Pairs, Route, RowLocator, UniqueRows
 from invdist.embeddings.row_optimizers import RowOptimizer, store_rows
 from invdist.embeddings.tables import Layout, ShardedTables
 
@@ -35,17 +35,17 @@ class RowUpdate:
         return RowUpdate(self.unique, function(self.values))
 
 
-class Rows:
+class EmbeddingStore:
     """The sharded tables of users and items, seen from one rank."""
 
     def __init__(
-        self, tables: ShardedTables, comm: Comm, make_optimizer: Callable[[Tensor, Rows], RowOptimizer]
+        self, tables: ShardedTables, comm: Comm, make_optimizer: Callable[[Tensor, EmbeddingStore], RowOptimizer]
     ) -> None:
         self.layout: Layout = tables.layout
         self.local_rows = tables.local_rows
         self.plan_stats = tables.stats
         self.comm = comm
-        self._where = _Where(self.layout, comm.size, self.local_rows.device)
+        self._locate = RowLocator(self.layout, comm.size, self.local_rows.device)
         self._owners = self._owner_groups()
         self.optimizer = make_optimizer(self.local_rows, self)
 
@@ -72,7 +72,7 @@ class Rows:
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
-        return Exchange(self.layout, self.comm, groups, self._where)
+        return Exchange(self.layout, self.comm, groups, self._locate)
 
     @torch.no_grad()
     def pull(self, exchange: Exchange) -> list[Tensor]:
@@ -82,7 +82,7 @@ class Rows:
             return [self._rows(self.local_rows.index_select(0, route.cells)) for route in exchange.routes]
         answer = self.local_rows.index_select(0, exchange.cells)
         arrived = self.comm.all_to_all(answer, exchange.received_rows(), exchange.sent_rows()).wait()
-        return [self._rows(_take(arrived, route.joint)) for route in exchange.routes]
+        return [self._rows(_take(arrived, route.joint_index)) for route in exchange.routes]
 
     @torch.no_grad()
     def push(self, route: Route, gradient: Tensor) -> Callable[[], RowUpdate]:
@@ -90,7 +90,7 @@ class Rows:
 
         Gives a function that waits for those of this rank's rows and sums them by distinct row.
         """
-        cells = _take(gradient.reshape(-1, self.layout.width), route.wire)
+        cells = _take(gradient.reshape(-1, self.layout.width), route.send_order)
         pending = self.comm.all_to_all(cells, route.sent, route.received)
         return lambda: RowUpdate(route.unique, route.unique.sum(pending.wait()))
 
