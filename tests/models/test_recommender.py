@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from invdist.embeddings.exchange import Pairs
-from invdist.embeddings.row_optimizers import store_rows
+from invdist.embeddings.row_moves import store_rows
 from invdist.models.build import build_recommender
 from invdist.models.recommender import Recommender, Update
 from tests.embeddings.sharded import ITEMS, MODELS, USERS, small_spec
