@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange, Pairs, Route
 from invdist.embeddings.store import EmbeddingStore, RowUpdate, moved
 from invdist.models.backbone import Backbone
+from invdist.models.flat import FlatAdamW, flatten, views
 
 
 @dataclass(slots=True)
@@ -41,8 +42,7 @@ class Recommender:
         self.comm = rows.comm
         self.device = rows.local_rows.device
         self._dense = list(backbone.parameters())
-        self._sizes = [parameter.numel() for parameter in self._dense]
-        self._flat = _flatten(self._dense, self._sizes)
+        self._flat = flatten(self._dense)
         self._bf16 = precision == "bf16"
 
     def exchange(self, *groups: Pairs) -> Exchange:
@@ -105,8 +105,11 @@ class Recommender:
     def step(self, gradient: Update) -> None:
         """One gamma step of the optimizers of rows and dense parameters."""
         self.rows.step(gradient.rows)
-        for parameter, part in zip(self._dense, gradient.dense.split(self._sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
+        if isinstance(self.dense_optimizer, FlatAdamW):
+            self.dense_optimizer.step_flat(self._flat, gradient.dense)
+            return
+        for parameter, part in zip(self._dense, views(gradient.dense, self._dense), strict=True):
+            parameter.grad = part
         self.dense_optimizer.step()
 
     def score(self, pairs: Pairs) -> Tensor:
@@ -158,11 +161,3 @@ def _distinct(pairs: Pairs) -> tuple[Pairs, Pairs]:
     """The distinct users and the distinct items of pairs, and the place of each pair's user and item among them."""
     (user, at_user), (item, at_item) = (ids.unique(return_inverse=True) for ids in pairs)
     return Pairs(user, item), Pairs(at_user, at_item)
-
-
-def _flatten(parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> Tensor:
-    """One vector that the parameters become views of, so that all of them are changed by one operation."""
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-    for parameter, part in zip(parameters, flat.split(list(sizes)), strict=True):
-        parameter.data = part.view_as(parameter)
-    return flat
