@@ -53,7 +53,8 @@ def tie_order(candidates: Sequence[float]) -> list[int]:
 def choose(losses: Tensor, order: Tensor) -> Tensor:
     """Index of the smallest finite loss, as a tensor; ties go to the first in `order`, and so does no finite loss."""
     finite = torch.where(losses.isfinite(), losses, math.inf)
-    return order[finite[order].argmin()]
+    # Not `order[...]`: the host would read a tensor of no dimension to index with it.
+    return order.take(finite.take(order).argmin())
 
 
 class InverseGradient:
@@ -122,7 +123,7 @@ class InverseGradient:
         chosen = choose(figures[:C], self._order)
         self._chosen = chosen.double()
         if figures.device.type != "cpu":
-            return self._multipliers[chosen], None
+            return self._multipliers.take(chosen), None
         details = self._details(figures.numpy())
         return details["direction"], details
 
