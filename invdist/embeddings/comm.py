@@ -1,10 +1,11 @@
-"""Collectives of one process group, counted: what a step costs on the wire is a figure, not a guess."""
+"""Collectives of one process group, with a count of what they send."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,7 +26,7 @@ class Pending:
         self._tensor, self._work = tensor, work
 
     def wait(self) -> Tensor:
-        """Blocks until the tensor is whole, and gives it."""
+        """Blocks until the tensor is complete, and gives it. On a GPU the stream waits, not the host."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -33,15 +34,17 @@ class Pending:
 
 
 class Comm:
-    """The ranks that train together: `rank`, `size`, and the three collectives the engine needs.
+    """The ranks that train together: `rank`, `size`, and the collectives that training needs.
 
-    With one rank nothing is sent and tensors pass through.
+    With one rank nothing is sent and tensors pass through. `device` is where `barrier` has its tensor: NCCL moves
+    GPU memory only.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.device = device
         self.traffic = Traffic()
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
@@ -64,11 +67,16 @@ class Comm:
         self._count(2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size)
         return Pending(tensor, dist.all_reduce(tensor, group=self.group, async_op=True))
 
-    def _count(self, sent: int) -> None:
-        self.traffic.collectives += 1
-        self.traffic.bytes += sent
+    def to_host(self, tensor: Tensor) -> np.ndarray:
+        """Reads a small tensor on the host. On a GPU the host waits for it: once per exchange, for split sizes."""
+        return tensor.cpu().numpy()
 
     def barrier(self) -> None:
         """Waits for every rank."""
         if self.size > 1:
-            self.all_reduce(torch.zeros(1)).wait()
+            device = self.device or ("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+            self.all_reduce(torch.zeros(1, device=device)).wait()
+
+    def _count(self, sent: int) -> None:
+        self.traffic.collectives += 1
+        self.traffic.bytes += sent

@@ -1,7 +1,7 @@
-"""Embedding rows that live on other ranks: pull them, send gradients back, try an update, commit it.
+"""Sharded embedding tables: pull rows from their owners, send gradients back, try an update, commit it.
 
-No table is ever copied. An update touches the rows of its batch only and is O(batch) in time and memory
-whatever the table size.
+No table is copied. An update touches the rows of its batch only: it is O(batch) in time and memory, whatever the
+size of the tables.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from invdist.embeddings.comm import Comm
-from invdist.embeddings.exchange import Exchange, Pairs, Route, RowLocator, UniqueRows
-from invdist.embeddings.row_optimizers import RowOptimizer, store_rows
+from invdist.embeddings.exchange import Exchange, Route
+from invdist.embeddings.locate import Pairs, RowLocator
+from invdist.embeddings.row_moves import UniqueRows, gather_rows, store_rows
+from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
 
 _INIT_BLOCK = 1 << 16
@@ -25,7 +27,7 @@ _INIT_BLOCK = 1 << 16
 
 @dataclass(slots=True)
 class RowUpdate:
-    """Something to do to the touched rows this rank owns: a gradient or a step, `[rows, width]`."""
+    """A gradient or a step of the touched rows that this rank owns: `[rows, width]`."""
 
     unique: UniqueRows
     values: Tensor
@@ -33,6 +35,10 @@ class RowUpdate:
     def map(self, function: Callable[[Tensor], Tensor]) -> RowUpdate:
         """The same rows with other values."""
         return RowUpdate(self.unique, function(self.values))
+
+    def square_sum(self) -> Tensor:
+        """The sum of squares of all values."""
+        return self.unique.square_sum(self.values)
 
 
 class EmbeddingStore:
@@ -56,7 +62,7 @@ class EmbeddingStore:
 
     @torch.no_grad()
     def init(self, seed: int, std: float) -> None:
-        """Draws N(0, std) rows: a function of (seed, table, row) alone, whatever the sharding."""
+        """Draws N(0, std) rows, which depend on (seed, table, row) only and not on the sharding."""
         for number, table in enumerate(self.layout.tables):
             for shard in self.layout.on(self.comm.rank):
                 if shard.table != table.name:
@@ -72,44 +78,51 @@ class EmbeddingStore:
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
-        return Exchange(self.layout, self.comm, groups, self._locate)
+        return Exchange(self._locate, self.comm, groups, self.layout.replicated)
 
     @torch.no_grad()
     def pull(self, exchange: Exchange) -> list[Tensor]:
         """The rows of every group: `[2n, columns]` each, users first."""
-        exchange.finish()
-        if self.comm.size == 1 or self.layout.replicated:
-            return [self._rows(self.local_rows.index_select(0, route.cells)) for route in exchange.routes]
-        answer = self.local_rows.index_select(0, exchange.cells)
-        arrived = self.comm.all_to_all(answer, exchange.received_rows(), exchange.sent_rows()).wait()
-        return [self._rows(_take(arrived, route.joint_index)) for route in exchange.routes]
+        routes = exchange.finish().routes
+        if routes[0].held is not None:
+            return [self._whole(gather_rows(self.local_rows, _present(route.held))) for route in routes]
+        answer = gather_rows(self.local_rows, exchange.joint_requested)
+        arrived = self.comm.all_to_all(answer, exchange.received, exchange.sent).wait()
+        return [self._whole(gather_rows(arrived, _present(route.joint_index))) for route in routes]
 
     @torch.no_grad()
     def push(self, route: Route, gradient: Tensor) -> Callable[[], RowUpdate]:
-        """Sends the gradient of one group's rows (`[2n, columns]`) to their owners.
+        """Sends the gradient of one group's rows (`[2n, columns]`), summed by distinct row, to their owners.
 
-        Gives a function that waits for those of this rank's rows and sums them by distinct row.
+        Gives a function that waits for the gradients of this rank's rows and sums them by distinct row.
         """
-        cells = _take(gradient.reshape(-1, self.layout.width), route.send_order)
-        pending = self.comm.all_to_all(cells, route.sent, route.received)
+        pieces = gradient.reshape(-1, self.layout.width)
+        if route.asked is None:
+            return lambda: RowUpdate(route.unique, route.unique.sum(pieces))
+        summed = route.asked.sum(pieces)
+        if self.layout.replicated:
+            summed = summed.repeat(self.comm.size, 1)
+        pending = self.comm.all_to_all(summed, route.sent, route.received)
         return lambda: RowUpdate(route.unique, route.unique.sum(pending.wait()))
 
     @torch.no_grad()
     def lookup_delta(self, route: Route, update: RowUpdate) -> Tensor:
         """What `update` would add to the rows of a group: `[2n, columns]`, zero where it touches nothing."""
         padded = torch.cat([update.values, update.values.new_zeros((1, self.layout.width))])
-        deltas = padded.index_select(0, update.unique.find(route.cells))
-        if self.comm.size == 1 or self.layout.replicated:
-            return self._rows(deltas)
+        if route.held is not None:
+            return self._whole(gather_rows(padded, update.unique.find(route.held)))
+        deltas = gather_rows(padded, update.unique.find(route.requested))
         arrived = self.comm.all_to_all(deltas, route.received, route.sent).wait()
-        return self._rows(_take(arrived, route.place))
+        return self._whole(gather_rows(arrived, route.answer_index))
 
     @torch.no_grad()
-    def add(self, update: RowUpdate, scale: float) -> None:
-        """Adds `scale * update` to the rows it touches."""
-        if scale and len(update.values):
-            rows = update.unique.rows
-            store_rows(self.local_rows, rows, self.local_rows.index_select(0, rows).add_(update.values, alpha=scale))
+    def add(self, update: RowUpdate, scale: float | Tensor) -> None:
+        """Adds `scale * update` to the rows it touches; nothing where the scale is 0."""
+        if isinstance(scale, float) and not scale:
+            return
+        rows = update.unique.rows
+        if len(rows):
+            store_rows(self.local_rows, rows, moved(gather_rows(self.local_rows, rows), update.values, scale))
 
     @torch.no_grad()
     def step(self, gradient: RowUpdate) -> None:
@@ -129,12 +142,15 @@ class EmbeddingStore:
                 continue
             edges = torch.tensor([[s.base, s.base + s.rows] for s in shards], device=rows.device)
             cuts = torch.searchsorted(rows, edges.to(rows.dtype)).tolist()
-            total = torch.stack([squares[a:b] for a, b in cuts]).sum(0)
+            # Every shard has the same ids; only the last may end with repetitions of its last row (`UniqueRows`).
+            length = min(b - a for a, b in cuts)
+            total = torch.stack([squares[a : a + length] for a, _ in cuts]).sum(0)
             group = self._owners[table.name]
             if group is not None:
                 dist.all_reduce(total, group=group)
             for a, b in cuts:
-                whole[a:b] = total
+                whole[a : a + length] = total
+                whole[a + length : b] = total[-1:]
         return whole
 
     def _owner_groups(self) -> dict[str, dist.ProcessGroup | None]:
@@ -143,17 +159,25 @@ class EmbeddingStore:
         for table in self.layout.tables:
             if self.layout.sharding[table.name] == "column_wise":
                 owners = sorted({shard.rank for shard in self.layout.of(table.name)})
-                # Not a group on ranks outside it, which never use it.
+                # On ranks outside the group this gives no group, and they never use it.
                 groups[table.name] = cast(Any, dist.new_group(owners)) if len(owners) > 1 else None
         return groups
 
-    def _rows(self, cells: Tensor) -> Tensor:
-        return cells.view(-1, self.columns)
+    def _whole(self, pieces: Tensor) -> Tensor:
+        """Whole rows from their pieces, which are side by side."""
+        return pieces.view(-1, self.columns)
 
 
-def _take(cells: Tensor, order: Tensor | None) -> Tensor:
-    """Cells in an order; None: as they stand."""
-    return cells if order is None else cells.index_select(0, order)
+def moved(values: Tensor, step: Tensor, c: float | Tensor) -> Tensor:
+    """`values + c * step`. Nothing is added at 0: 0 * NaN is NaN, and a broken step must not break the pass."""
+    if isinstance(c, Tensor):
+        return torch.where(c == 0, values, torch.addcmul(values, step, c.to(values.dtype)))
+    return torch.add(values, step, alpha=c) if c else values
+
+
+def _present(index: Tensor | None) -> Tensor:
+    assert index is not None
+    return index
 
 
 def _mix(*numbers: int) -> int:

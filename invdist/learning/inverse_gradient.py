@@ -1,6 +1,6 @@
 """The Inverse Gradient: Algorithm 1 of "Inverse Learning with Extremely Sparse Feedback for Recommendation".
 
-The only place that knows candidates. One phase-2 step is `InverseGradient.step`, in the paper's order:
+One phase-2 step is `InverseGradient.step`, in the order of the paper:
 
     theta    all parameters: the sharded rows of every rank and the dense ones
     U, V     an unlabeled batch and a training-test batch, global over all ranks
@@ -14,22 +14,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange
+from invdist.embeddings.store import moved
 from invdist.learning.losses import inverse_dual_loss, log_loss
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Batch, Record
-from invdist.models.recommender import Recommender, Update, moved
+from invdist.models.recommender import Recommender, Update
 from invdist.runtime.errors import UserError
 
 _SIGN_EPS = 1e-8
 
 
 class TrainingDiverged(UserError):
-    """No candidate has a finite loss: nothing sensible can be committed."""
+    """No candidate has a finite loss, so nothing can be committed."""
 
 
 class RanksDisagree(RuntimeError):
@@ -41,16 +44,17 @@ def phi(gradient: Tensor, inner: str) -> Tensor:
     return gradient / gradient.abs().add_(_SIGN_EPS) if inner == "sign" else gradient
 
 
-def choose(losses: Sequence[float], candidates: Sequence[float]) -> int:
-    """Index of the winner: the smallest finite loss; ties go to 0, then to -1, then to the shorter step.
-
-    Raises `TrainingDiverged` if no loss is finite.
-    """
-    finite = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
-    if not finite:
-        raise TrainingDiverged("the training-test loss is not finite at any candidate, not even at pass")
+def tie_order(candidates: Sequence[float]) -> list[int]:
+    """Indices of candidates in the order in which they win ties: 0, then -1, then the shorter step, direct first."""
     c = candidates
-    return min(finite, key=lambda i: (losses[i], c[i] != 0, c[i] != -1, abs(c[i]), c[i] > 0))
+    return sorted(range(len(c)), key=lambda i: (c[i] != 0, c[i] != -1, abs(c[i]), c[i] > 0))
+
+
+def choose(losses: Tensor, order: Tensor) -> Tensor:
+    """Index of the smallest finite loss, as a tensor; ties go to the first in `order`, and so does no finite loss."""
+    finite = torch.where(losses.isfinite(), losses, math.inf)
+    # Not `order[...]`: the host would read a tensor of no dimension to index with it.
+    return order.take(finite.take(order).argmin())
 
 
 class InverseGradient:
@@ -58,8 +62,11 @@ class InverseGradient:
 
     def __init__(self, model: Recommender, *, alpha: float, inner: str, candidates: Sequence[float]) -> None:
         self.model, self.alpha, self.inner, self.candidates = model, alpha, inner, list(candidates)
-        self._chosen = -1  # of no step yet
-        self._test_square = torch.zeros((), device=model.device)
+        device = model.device
+        self._order = torch.tensor(tie_order(candidates), device=device)
+        self._multipliers = torch.tensor(self.candidates, device=device)
+        self._chosen = torch.full((), -1.0, dtype=torch.float64, device=device)  # of no step yet
+        self._test_square = torch.zeros((), device=device)
 
     def step(self, batch: Batch, exchange: Exchange, watch: Stopwatch) -> Record:
         """One step: U is the unlabeled part of `batch`, V its labeled part; `exchange` is that of (V, U)."""
@@ -73,15 +80,14 @@ class InverseGradient:
             g, _ = model.gradient(loss_U.sum(), len(loss_U), rows_U, route_U)
             D = g.map(lambda value: self.alpha * phi(value, self.inner))
 
-        # 2. and 3. All candidates theta + c*D in one forward; one all-reduce of their losses over the global V.
+        # 2. and 3. The loss of every candidate theta + c*D; one all-reduce sums them over the global V.
         with watch("candidates"):
             deltas_V = model.rows.lookup_delta(route_V, D.rows)
             logits = model.candidate_logits(rows_V, route_V, deltas_V, D, self.candidates)
-            losses, details = self._reduce(log_loss(logits, batch.label), annotation.w1, g)
+            figures = self._reduce(log_loss(logits, batch.label), annotation.w1, g)
 
-        # 4. The smallest wins, on every rank alike.
-        self._chosen = choose(losses, self.candidates)
-        c = self.candidates[self._chosen]
+        # 4. The smallest loss wins, on every rank alike.
+        c, details = self._choose(figures)
 
         # 5. Commit, then one gamma step on the log-loss of V at the committed theta.
         with watch("commit"):
@@ -91,50 +97,65 @@ class InverseGradient:
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V)
             model.step(gradient_V)
         self._test_square = self._square(gradient_V)
-        return Record(loss, {"direction": c, "candidates": self.candidates, "candidate_losses": losses, **details})
+        return Record(loss, details or {}, None if details else lambda: self._details(figures.cpu().numpy()))
 
-    def _reduce(self, losses_V: Tensor, w1: Tensor, g: Update) -> tuple[list[float], dict[str, float]]:
-        """One all-reduce of everything that is summed over ranks.
+    def _reduce(self, losses_V: Tensor, w1: Tensor, g: Update) -> Tensor:
+        """One all-reduce of all that is summed over ranks: float64 `[candidates + 5 + 2 * ranks]`.
 
-        Gives the mean loss of each candidate over the global V (`losses_V` is `[candidates, n]`), and figures to
-        record. With it travel the choice that each rank made last and a checksum of its dense weights, so that
-        ranks that parted are found at their next step, by name.
+        The loss sum of each candidate over V (`losses_V` is `[candidates, n]`); pairs in V and U; the annotation
+        sum; two squared norms. Then, for each rank, its last choice and a checksum of its dense weights, so that ranks
+        that differ are found at their next step and can be named.
         """
-        comm, C = self.model.comm, len(self.candidates)
-        own = torch.tensor([[rank == comm.rank] for rank in range(comm.size)], device=self.model.device)
-        known = [losses_V.shape[1], len(w1), self._chosen]
-        rows_V, rows_U, chosen = losses_V.new_tensor(known, dtype=torch.float64).unbind()
-        shared = [rows_V, rows_U, w1.sum(), self._square(g), self._test_square]
-        by_rank = torch.where(own, torch.stack([chosen, self.model.checksum()]), 0.0)
-        figures = torch.cat([losses_V.sum(1, dtype=torch.float64), torch.stack(shared), by_rank.view(-1)])
-        figures = comm.all_reduce(figures).wait().tolist()
-        rows_V, rows_U, annotated, direct, test = figures[C : C + 5]
+        comm, device = self.model.comm, self.model.device
+        pairs_V, pairs_U = (torch.full((), count, device=device) for count in (losses_V.shape[1], len(w1)))
+        shared = [pairs_V, pairs_U, w1.sum(), self._square(g), self._test_square]
+        by_rank = torch.zeros((comm.size, 2), dtype=torch.float64, device=device)
+        by_rank[comm.rank] = torch.stack([self._chosen, self.model.checksum()])
+        sums = torch.cat([losses_V.sum(1, dtype=torch.float64), torch.stack([figure.double() for figure in shared])])
+        return comm.all_reduce(torch.cat([sums, by_rank.view(-1)])).wait()
+
+    def _choose(self, figures: Tensor) -> tuple[float | Tensor, dict[str, Any] | None]:
+        """The multiplier that wins; on the CPU with the details of the step, on a GPU without waiting for them.
+
+        On the CPU a run that diverges stops here, before anything is committed. On a GPU `Record.read` finds it.
+        """
+        C = len(self.candidates)
+        chosen = choose(figures[:C], self._order)
+        self._chosen = chosen.double()
+        if figures.device.type != "cpu":
+            return self._multipliers.take(chosen), None
+        details = self._details(figures.numpy())
+        return details["direction"], details
+
+    def _details(self, figures: np.ndarray) -> dict[str, Any]:
+        """What is recorded of a step, from the sums of `_reduce`. Raises where ranks differ or no loss is finite."""
+        C = len(self.candidates)
+        pairs_V, pairs_U, annotated, direct, test = figures[C : C + 5].tolist()
         self._check_agreement(figures[C + 5 :: 2], figures[C + 6 :: 2])
-        details = {
-            "annotation_mean": annotated / max(rows_U, 1),
+        if not np.isfinite(figures[:C]).any():
+            raise TrainingDiverged("the training-test loss is not finite at any candidate, not even at pass")
+        return {
+            "direction": self.candidates[int(choose(torch.from_numpy(figures[:C]), self._order.cpu()))],
+            "candidates": self.candidates,
+            "candidate_losses": (figures[:C] / max(pairs_V, 1)).tolist(),
+            "annotation_mean": annotated / max(pairs_U, 1),
             "direct_grad_norm": math.sqrt(direct) if direct >= 0 else math.nan,
-            # Of the step before: its sum over ranks rides on this step's all-reduce.
+            # Of the step before: its sum over ranks travels with this step's all-reduce.
             "test_grad_norm": math.sqrt(test) if test >= 0 else math.nan,
         }
-        return [loss / max(rows_V, 1) for loss in figures[:C]], details
 
     def _square(self, gradient: Update) -> Tensor:
         """This rank's share of the squared norm of a global gradient."""
         replicas = self.model.comm.size
-        rows = gradient.rows.values.view(-1)
-        square = rows.dot(rows) / (replicas if self.model.rows.layout.replicated else 1)
+        square = gradient.rows.square_sum() / (replicas if self.model.rows.layout.replicated else 1)
         return square + gradient.dense.dot(gradient.dense) / replicas
 
-    def _check_agreement(self, chosen: list[float], checksums: list[float]) -> None:
+    def _check_agreement(self, chosen: np.ndarray, checksums: np.ndarray) -> None:
         for what, values in (("direction", chosen), ("dense weights", checksums)):
-            odd = [rank for rank, value in enumerate(values) if not _same(value, values[0])]
+            odd = np.flatnonzero(values != values[0]).tolist()
             if odd:
-                seen = ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(values))
+                seen = ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(values.tolist()))
                 raise RanksDisagree(
-                    f"ranks {odd} parted from rank 0 in their {what} at the last step ({seen}): "
+                    f"ranks {odd} differ from rank 0 in their {what} at the last step ({seen}): "
                     "the run is stopped; resume from the last checkpoint and check the hardware of those ranks"
                 )
-
-
-def _same(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))

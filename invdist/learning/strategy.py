@@ -80,8 +80,20 @@ class Record:
     """What a step did, equal on every rank."""
 
     loss: Tensor
-    """Mean over the rows of the global batch."""
+    """Mean over the interactions of the global batch."""
     details: dict[str, Any] = field(default_factory=dict)
+    """Further figures; on a GPU complete after `read` only."""
+    later: Callable[[], dict[str, Any]] | None = None
+    """Reads the figures that are still on the GPU."""
+
+    def read(self) -> dict[str, Any]:
+        """All details. On a GPU the host waits for the step, so call it when something is logged, and always before a
+        checkpoint is saved: a step that diverged is found here (on a CPU, by the step itself).
+        """
+        if self.later is not None:
+            self.details |= self.later()
+            self.later = None
+        return self.details
 
 
 class Strategy(ABC):
@@ -93,7 +105,7 @@ class Strategy(ABC):
 
     def __init__(self, setting: Setting, model: Recommender) -> None:
         self.options, self.setting, self.model = setting.options, setting, model
-        self.watch = Stopwatch()
+        self.watch = Stopwatch(getattr(model, "device", None))
 
     @classmethod
     @abstractmethod

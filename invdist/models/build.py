@@ -12,12 +12,13 @@ from invdist.embeddings.comm import Comm
 from invdist.embeddings.row_optimizers import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import Sharding, Table, shard_tables
+from invdist.models.flat import FlatAdamW
 from invdist.models.recommender import Recommender
 
 
 @dataclass(kw_only=True, slots=True)
 class ModelSpec:
-    """Everything that decides what a model is and how it is stored and stepped."""
+    """What a model is, how it is stored and how it is stepped."""
 
     users: int
     items: int
@@ -41,8 +42,10 @@ class ModelSpec:
 
 
 def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None = None) -> Recommender:
-    """A recommender with fresh rows and weights: a function of the spec alone, whatever the number of ranks."""
+    """A recommender with fresh rows and weights, which depend on the spec only and not on the number of ranks."""
+    device = indexed_device(device)
     comm = comm or Comm()
+    comm.device = device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         backbone = BACKBONES.get(spec.model)(dim=spec.dim, dropout=spec.dropout, bias=spec.bias)
@@ -62,6 +65,13 @@ def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None =
     return Recommender(rows, backbone, _dense_optimizer(spec, backbone), precision=spec.precision)
 
 
+def indexed_device(device: torch.device) -> torch.device:
+    """The same device with its index: TorchRec refuses a shard on `cuda:0` if it was told `cuda`."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def _row_optimizer(spec: ModelSpec, local_rows: Tensor, rows: EmbeddingStore) -> RowOptimizer:
     shared = {"gamma": spec.gamma, "weight_decay": spec.weight_decay, "eps": spec.eps}
     if spec.optimizer == "adam":
@@ -75,9 +85,7 @@ def _dense_optimizer(spec: ModelSpec, backbone: torch.nn.Module) -> torch.optim.
     parameters = list(backbone.parameters())
     if spec.optimizer == "adam":
         betas = (spec.beta1, spec.beta2)
-        return torch.optim.AdamW(
-            parameters, lr=spec.gamma, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
-        )
+        return FlatAdamW(parameters, lr=spec.gamma, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay)
     if spec.optimizer == "rowwise_adagrad":
         return torch.optim.Adagrad(parameters, lr=spec.gamma, eps=spec.eps, weight_decay=spec.weight_decay)
     return torch.optim.SGD(parameters, lr=spec.gamma, weight_decay=spec.weight_decay)

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange, Pairs, Route
-from invdist.embeddings.store import EmbeddingStore, RowUpdate
+from invdist.embeddings.store import EmbeddingStore, RowUpdate, moved
 from invdist.models.backbone import Backbone
+from invdist.models.flat import FlatAdamW, flatten, views
 
 
 @dataclass(slots=True)
 class Update:
-    """A gradient or a step of all parameters: the owned touched rows, and the dense ones as one vector."""
+    """A gradient or a step of all parameters: the touched rows of this rank, and the dense ones as one vector."""
 
     rows: RowUpdate
     dense: Tensor
@@ -41,8 +42,7 @@ class Recommender:
         self.comm = rows.comm
         self.device = rows.local_rows.device
         self._dense = list(backbone.parameters())
-        self._sizes = [parameter.numel() for parameter in self._dense]
-        self._flat = _flatten(self._dense, self._sizes)
+        self._flat = flatten(self._dense)
         self._bf16 = precision == "bf16"
 
     def exchange(self, *groups: Pairs) -> Exchange:
@@ -53,24 +53,25 @@ class Recommender:
         """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`."""
         return [rows.requires_grad_() for rows in self.rows.pull(exchange)]
 
-    def logits(self, rows: Tensor, route: Route) -> Tensor:
+    def logits(self, rows: Tensor, route: Route, *, exact: bool = False) -> Tensor:
         """One float32 logit per pair of a group, from its rows `[2n, columns]` and its route.
 
         The route carries what is known of the pairs beside their rows (`Route.features`); no backbone reads it yet.
+        `exact`: computed in float32 also where training is in bf16.
         """
         del route
         user, item = rows.chunk(2)
-        with self._autocast():
+        with contextlib.nullcontext() if exact else self._autocast():
             return self.backbone(user, item).float()
 
     def gradient(self, loss_sum: Tensor, count: float, rows: Tensor, route: Route) -> tuple[Update, Tensor]:
         """The gradient of a mean over all ranks, at the owners of the rows, and that mean.
 
-        The mean is the sum over ranks of `loss_sum` by the sum of `count`, so that a rank with fewer rows, or
-        none, counts for what it has.
+        The mean is the sum over ranks of `loss_sum` divided by the sum of `count`, so ranks may have different numbers
+        of pairs, or none.
         """
         row_gradient, *dense_gradient = torch.autograd.grad(loss_sum, [rows, *self._dense])
-        totals = torch.stack([loss_sum.detach(), loss_sum.new_tensor(count)]).float()
+        totals = torch.stack([loss_sum.detach(), torch.full_like(loss_sum, count)]).float()
         reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), totals]))
         arriving = self.rows.push(route, row_gradient)
         reduced = reducing.wait()
@@ -83,43 +84,45 @@ class Recommender:
     ) -> Tensor:
         """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
 
-        Dense weights take the value of each candidate in turn, which any backbone can do and which takes
-        half the time of `vmap` over `functional_call` here; afterwards they are what they were.
+        Always in float32: candidates differ by less than bf16 can tell. Dense weights take the value of each candidate
+        in turn, which works with any backbone; afterwards they are what they were.
         """
         theta, logits = self._flat.clone(), []
         with self.evaluating():
             for c in candidates:
                 self._flat.copy_(moved(theta, step.dense, c))
-                logits.append(self.logits(moved(rows, deltas, c), route))
+                logits.append(self.logits(moved(rows, deltas, c), route, exact=True))
         self._flat.copy_(theta)
         return torch.stack(logits)
 
     @torch.no_grad()
-    def add(self, step: Update, scale: float) -> None:
-        """Commits `theta + scale * step`."""
-        if scale:
-            self.rows.add(step.rows, scale)
-            self._flat.add_(step.dense, alpha=scale)
+    def add(self, step: Update, scale: float | Tensor) -> None:
+        """Commits `theta + scale * step`; nothing changes at 0."""
+        self.rows.add(step.rows, scale)
+        self._flat.copy_(moved(self._flat, step.dense, scale))
 
     @torch.no_grad()
     def step(self, gradient: Update) -> None:
         """One gamma step of the optimizers of rows and dense parameters."""
         self.rows.step(gradient.rows)
-        for parameter, part in zip(self._dense, gradient.dense.split(self._sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
+        if isinstance(self.dense_optimizer, FlatAdamW):
+            self.dense_optimizer.step_flat(self._flat, gradient.dense)
+            return
+        for parameter, part in zip(self._dense, views(gradient.dense, self._dense), strict=True):
+            parameter.grad = part
         self.dense_optimizer.step()
 
     def score(self, pairs: Pairs) -> Tensor:
-        """Logits of pairs; every rank must call it, with as many pairs as it likes."""
+        """Logits of pairs. Every rank must call it; the number of pairs may differ."""
         return self.score_fetched(self.exchange(self.ids_to_fetch(pairs)), pairs)
 
     def ids_to_fetch(self, pairs: Pairs) -> Pairs:
-        """The ids to exchange before pairs are looked at: as they are, or each user and item once."""
+        """The ids to exchange before `score_fetched`: the pairs, or each user and item once."""
         return _distinct(pairs)[0] if self.backbone.separable else pairs
 
     @torch.no_grad()
     def score_fetched(self, exchange: Exchange, pairs: Pairs) -> Tensor:
-        """Logits of pairs from the exchange of what is `ids_to_fetch` of them, without dropout or gradient."""
+        """Logits of pairs from the exchange of their `ids_to_fetch`, without dropout or gradient."""
         rows = self.rows.pull(exchange)[0]
         with self.evaluating():
             if not self.backbone.separable:
@@ -133,7 +136,7 @@ class Recommender:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Without dropout inside."""
+        """Turns dropout off."""
         training = self.backbone.training
         if training:
             self.backbone.eval()
@@ -144,27 +147,17 @@ class Recommender:
                 self.backbone.train()
 
     def checksum(self) -> Tensor:
-        """A number that replicas of the dense parameters share to the bit."""
-        return self._flat.sum(dtype=torch.float64)
+        """A number of the bits of the dense parameters: equal on replicas, and exact in float64 on any device."""
+        bits = self._flat.view(torch.int32).long()
+        # Odd factors by position, so that exchanged values are seen; int64 products and sums wrap around.
+        factors = torch.arange(1, 2 * len(bits), 2, device=bits.device)
+        return (bits * factors).sum().remainder(1 << 52).double()
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
 
 
-def moved(values: Tensor, step: Tensor, c: float) -> Tensor:
-    """`values + c * step`. Nothing is added at 0: 0 * NaN is NaN, and a broken step must not break the pass."""
-    return torch.add(values, step, alpha=c) if c else values
-
-
 def _distinct(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """The distinct users and the distinct items of pairs, which need not be as many, and where each pair's stand."""
+    """The distinct users and the distinct items of pairs, and the place of each pair's user and item among them."""
     (user, at_user), (item, at_item) = (ids.unique(return_inverse=True) for ids in pairs)
     return Pairs(user, item), Pairs(at_user, at_item)
-
-
-def _flatten(parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> Tensor:
-    """One vector that the parameters become views of: what is done to all of them is one operation."""
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-    for parameter, part in zip(parameters, flat.split(list(sizes)), strict=True):
-        parameter.data = part.view_as(parameter)
-    return flat

@@ -10,7 +10,8 @@ Symbols, as in the design of the exchange (`invdist.embeddings.store`):
     C          candidates
     cell       a row, or one column shard of it, as it travels: 8 bytes of id, 4 bytes a column
 
-A pair asks for one cell of each table and piece. What stays on its rank is not sent.
+A pair asks for one cell of each table and piece. What stays on its rank is not sent. A cell that several pairs of a
+rank ask for is sent once; the formulas count it for each of them, which is an upper bound.
 """
 
 from __future__ import annotations

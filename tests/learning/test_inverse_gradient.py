@@ -22,6 +22,7 @@ from invdist.learning.inverse_gradient import (
     TrainingDiverged,
     choose,
     phi,
+    tie_order,
 )
 from invdist.learning.losses import log_loss
 from invdist.learning.stopwatch import Stopwatch
@@ -188,12 +189,19 @@ def test_theorem_1(
 def test_smallest_finite_loss_wins_and_ties_go_to_pass_then_direct(
     candidates: tuple[float, ...], losses: tuple[float, ...], winner: float
 ) -> None:
-    assert candidates[choose(losses, candidates)] == winner
+    order = torch.tensor(tie_order(candidates))
+    assert candidates[int(choose(torch.tensor(losses, dtype=torch.float64), order))] == winner
 
 
+@pytest.mark.usefixtures("alone")
 def test_nothing_finite_is_nothing_to_choose() -> None:
+    """The step raises before it commits: every weight is as it was."""
+    model = build_recommender(small_spec(), CPU)
+    before = model.rows.local_rows.clone()
+    algorithm = InverseGradient(model, alpha=0.02, inner="sign", candidates=PAPER)
     with pytest.raises(TrainingDiverged, match="not finite at any candidate"):
-        choose((math.nan, math.inf, -math.inf), PAPER)
+        ig_step(algorithm, batch([(2, 3, math.nan)], [(2, 3)]))
+    assert torch.equal(model.rows.local_rows, before)
     assert issubclass(TrainingDiverged, UserError)
 
 
@@ -275,10 +283,10 @@ def test_failures_are_seen_by_every_rank_and_name_the_culprit() -> None:
         assert outcome["broken rows"] == str(rank), "the last user lies on rank 1, and no other row broke"
         assert outcome["agreed"] == outcome["agreed again"] == ""
         assert (
-            "RanksDisagree: ranks [1] parted from rank 0 in their dense weights"
+            "RanksDisagree: ranks [1] differ from rank 0 in their dense weights"
             in outcome["dense weights of rank 1 moved"]
         )
-        assert "RanksDisagree: ranks [1] parted from rank 0 in their direction" in outcome["rank 1 chose otherwise"]
+        assert "RanksDisagree: ranks [1] differ from rank 0 in their direction" in outcome["rank 1 chose otherwise"]
 
 
 def _with_an_idle_rank(rank: int, ranks: int) -> tuple:

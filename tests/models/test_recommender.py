@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from invdist.embeddings.exchange import Pairs
-from invdist.embeddings.row_optimizers import store_rows
-from invdist.models.build import build_recommender
+from invdist.embeddings.row_moves import store_rows
+from invdist.models.build import build_recommender, indexed_device
 from invdist.models.recommender import Recommender, Update
 from tests.embeddings.sharded import ITEMS, MODELS, USERS, small_spec
 
@@ -101,3 +101,42 @@ def test_store_rows_is_assignment(columns: int) -> None:
     assert torch.equal(table, expected)
     store_rows(table, rows[:0], values[:0])
     assert torch.equal(table, expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_candidates_are_compared_in_float32_also_under_bf16(model: str) -> None:
+    logits = []
+    for precision in ("fp32", "bf16"):
+        recommender = build_recommender(small_spec(model=model, precision=precision), CPU)
+        torch.manual_seed(0)
+        step = an_update(build_recommender(small_spec(model=model), CPU), scale=1e-4)
+        exchange = recommender.exchange(PAIRS)
+        rows = recommender.pull(exchange)[0]
+        deltas = recommender.rows.lookup_delta(exchange.routes[0], step.rows)
+        logits.append(recommender.candidate_logits(rows, exchange.routes[0], deltas, step, [-1.0, 0.0, 1.0]))
+    assert torch.equal(logits[0], logits[1])
+
+
+def test_the_checksum_is_of_bits() -> None:
+    recommender = build_recommender(small_spec(model="neumf"), CPU)
+    first = recommender.checksum()
+    assert first == first.round(), "a whole number that float64 has exactly"
+    assert torch.equal(recommender.checksum(), first)
+    weight = recommender.backbone.get_parameter("tower.0.weight")
+    with torch.no_grad():
+        kept = weight[0, :2].clone()
+        weight[0, 0], weight[0, 1] = kept[1], kept[0]
+        assert recommender.checksum() != first, "two weights exchanged"
+        weight[0, :2] = kept
+        assert recommender.checksum() == first
+        weight[0, 0] = torch.nextafter(kept[0], torch.tensor(9.0))
+        assert recommender.checksum() != first, "the last bit of one weight"
+        weight.fill_(torch.nan)
+        assert recommender.checksum().isfinite()
+
+
+def test_a_device_is_given_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert indexed_device(torch.device("cuda")) == torch.device("cuda:3")
+    assert indexed_device(torch.device("cuda:1")) == torch.device("cuda:1")
+    assert indexed_device(CPU) == CPU

@@ -9,7 +9,7 @@ from invdist.planning.estimate import backbone_size
 from invdist.planning.formulas import Job, Spread, ig_traffic, plain_traffic
 from tests.distributed import run_ranks
 
-RANKS, USERS, ITEMS, DIM, PAIRS, RATE = 2, 12, 24, 32, 24, 2
+RANKS, USERS, ITEMS, DIM, PAIRS, RATE = 2, 48, 48, 32, 24, 2
 SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 CANDIDATES = [-3.0, -1.0, 0.0, 1.0]
 
@@ -22,10 +22,10 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
     from invdist.models.build import ModelSpec, build_recommender
 
     counted = {}
-    # Every row is asked for equally often, so each owner's share is exactly the expected one.
+    # No id repeats, which the formulas assume, and each owner is asked for as many.
     batch = Batch(
-        user=torch.arange(PAIRS) % USERS,
-        item=torch.arange(PAIRS) % ITEMS,
+        user=torch.arange(PAIRS) * 2,
+        item=torch.arange(PAIRS) * 2,
         label=(torch.arange(PAIRS) % 2).float(),
         unlabeled_user=torch.arange(PAIRS * RATE) % USERS,
         unlabeled_item=torch.arange(PAIRS * RATE) % ITEMS,

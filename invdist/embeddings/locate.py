@@ -1,0 +1,60 @@
+"""Finds the owner and the local row of every row piece that pairs ask for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from invdist.embeddings.tables import Layout
+
+
+class Pairs(NamedTuple):
+    """User-item pairs: two index tensors of the same length. To look rows up, the lengths may differ."""
+
+    user: Tensor
+    item: Tensor
+
+
+class _Place(NamedTuple):
+    """Where the rows of one table are."""
+
+    block: int
+    """Rows of a row shard; 0: the table is not cut by rows."""
+    bases: Tensor
+    """What is added to an id: by owner for a table cut by rows, by piece otherwise."""
+
+
+class RowLocator:
+    """Gives each row piece a key, `owner * stride + local row`: sorted by key, pieces are in order of owner."""
+
+    def __init__(self, layout: Layout, size: int, device: torch.device) -> None:
+        self.pieces = layout.tables[0].columns // layout.width
+        """Pieces of a row: column shards, or 1."""
+        self.stride = 1 + max(shard.base + shard.rows for shard in layout.shards)
+        """More than the local rows of any rank."""
+        self.edges = torch.arange(size + 1, device=device) * self.stride
+        """The first key of each owner, and the end."""
+        self._places = []
+        for table in layout.tables:
+            shards = layout.of(table.name)
+            if layout.sharding[table.name] == "row_wise" and size > 1:
+                by_rank = torch.zeros(size, dtype=torch.int64)
+                for shard in shards:
+                    by_rank[shard.rank] = shard.rank * self.stride + shard.base - shard.row
+                self._places.append(_Place(shards[0].rows, by_rank.to(device)))
+            else:
+                held = shards[:1] if layout.replicated else shards
+                bases = [shard.base + (0 if layout.replicated else shard.rank * self.stride) for shard in held]
+                self._places.append(_Place(0, torch.tensor(bases, device=device)))
+
+    def __call__(self, pairs: Pairs) -> Tensor:
+        """The key of every piece: `[2n * pieces]`, users first, the pieces of a row side by side."""
+        keys = []
+        for ids, (block, bases) in zip(pairs, self._places, strict=True):
+            if block:
+                keys.append(ids + bases.index_select(0, torch.div(ids, block, rounding_mode="floor")))
+            else:
+                keys.append(ids + bases if len(bases) == 1 else (ids.unsqueeze(1) + bases).view(-1))
+        return torch.cat(keys)

@@ -1,0 +1,88 @@
+"""Steps on a GPU, as far as a machine without one can show: on the `meta` device, where tensors have no values.
+
+What reads a value, or a shape that depends on one, raises. `OneDevice` raises where a tensor of another device takes
+part in a step. Code that asks for the device type takes the way of a GPU: it asks whether it is a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from invdist.config.registry import STRATEGIES
+from invdist.learning.strategy import Setting
+from tests.embeddings.loopback import LoopbackComm, batch, loopback_model
+
+GPU = torch.device("meta")
+USERS = ITEMS = 4096
+
+
+class OneDevice(TorchDispatchMode):
+    """Counts operators, and raises where one takes or makes a tensor that is not on the GPU."""
+
+    operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operators += 1
+        for tensor in tree_leaves((args, kwargs, out)):
+            if isinstance(tensor, torch.Tensor) and tensor.device != GPU:
+                raise AssertionError(f"{func} has a tensor on {tensor.device}")
+        return out
+
+
+def _one_step(method: str, phase: int, ranks: int, model: str = "gmf", **options: Any) -> int:
+    """Takes a step of a strategy; gives how often the host read from the device."""
+    recommender = loopback_model(ranks, GPU, model=model)
+    setting = Setting(STRATEGIES.get(method).Config(**options), unlabeled_rate=2, gamma=1e-3, users=USERS, items=ITEMS)
+    strategy = STRATEGIES.get(method)(setting, recommender)
+    chosen = strategy.phases(setting)[phase]
+    rows = batch(max(64, ranks), max(1, chosen.unlabeled_per_row), GPU)
+    with OneDevice():
+        exchange = recommender.exchange(*strategy.groups(chosen, rows)).advance().finish()
+        record = strategy.step(chosen, rows, exchange)
+    assert record.loss.device == GPU
+    comm = recommender.comm
+    assert isinstance(comm, LoopbackComm)
+    return comm.host_reads
+
+
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+@pytest.mark.parametrize(
+    ("method", "phase", "options"),
+    [("none", 0, {}), ("ig", 0, {}), ("ig", 1, {}), ("ns", 0, {}), ("idl", 0, {}), ("r_ce", 0, {})],
+)
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_the_host_waits_once_per_step_for_split_sizes(
+    method: str, phase: int, options: dict, ranks: int, model: str
+) -> None:
+    assert _one_step(method, phase, ranks, model, **options) == 1
+
+
+@pytest.mark.parametrize("inner", ["sign", "sgd"])
+def test_a_line_search_waits_no_more_often(inner: str) -> None:
+    assert _one_step("ig", 1, 8, inner=inner, candidates=[-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]) == 1
+
+
+def test_with_one_rank_nothing_is_waited_for() -> None:
+    assert _one_step("none", 0, 1) == 0
+    assert _one_step("ig", 1, 1) == 0
+
+
+def test_the_proof_can_fail() -> None:
+    """Reading a value raises, and so does a tensor of another device, in an operator or on its way to other ranks."""
+    tensor = torch.zeros(3, device=GPU)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        tensor.nonzero()
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        float(tensor.sum())
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        tensor.tolist()
+    with pytest.raises(AssertionError, match="has a tensor on cpu"), OneDevice():
+        torch.zeros(3)
+    with pytest.raises(AssertionError, match="reaches the ranks"):
+        LoopbackComm(2, GPU).all_reduce(torch.zeros(3))
