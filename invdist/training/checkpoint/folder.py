@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder
-from invdist.training.checkpoint.manifest import DamagedCheckpoint
+from invdist.training.checkpoint.manifest import MANIFEST, DamagedCheckpoint
 from invdist.training.checkpoint.reader import CheckpointInfo, open_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,10 @@ class CheckpointFolder:
         the intact ones if it is damaged. Checksums are compared when its tensors are read.
         """
         found = {step: info for step in self.steps() if (info := self._try(step, whole=False)) is not None}
+        for step in self.steps() if self.folder.local else ():  # on a local disk a rename commits the whole folder
+            found.setdefault(step, DamagedCheckpoint(f"{self._at(step)} has no {MANIFEST}"))
         if not found:
-            raise UserError(f"{self.folder} has no checkpoint")
+            raise UserError(f"{self.folder} has no checkpoint: nothing was trained to the end of an epoch yet")
         read = {step: info for step, info in found.items() if isinstance(info, CheckpointInfo)}
         unclear = ""
         if which == "last":
@@ -46,9 +48,9 @@ class CheckpointFolder:
             step = int(which)
         else:
             raise UserError(f"--checkpoint {which}: expected best, last or a step of {self.folder}: {_listed(found)}")
-        others = [other for other in found if other != step and isinstance(self._try(other), CheckpointInfo)]
+        others = sorted(other for other in read if other != step and isinstance(self._try(other), CheckpointInfo))
         advice = f"choose an intact one with --checkpoint STEP: {_listed(others)}" if others else "no other is intact"
-        chosen = self._try(step)
+        chosen = self._try(step) or found[step]
         if not isinstance(chosen, CheckpointInfo):
             raise DamagedCheckpoint(f"{chosen}{unclear}; {advice}")
         chosen.advice = advice

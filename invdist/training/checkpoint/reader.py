@@ -98,6 +98,11 @@ class CheckpointInfo:
         """The replicated state of the strategy, as `strategy.load_state` wants it."""
         return {name: self.read(f"strategy/{name}") for name in self.names("strategy/")}
 
+    def verify(self) -> None:
+        """Compares every file with its checksum, also those nobody reads; `DamagedCheckpoint` if one differs."""
+        for name in self.manifest.files:
+            self._file(name)
+
     def _part(self, name: str, part: Part) -> Tensor:
         """A part as a matrix."""
         entry = self.manifest.tensors[name]
