@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", required=True, metavar="DIR", help="the new folder of recommendations")
     args = parser.parse_intermixed_args(argv)
 
-    from invdist.runtime.progress import RowProgress
+    from invdist.runtime.progress import ProgressLine
     from invdist.serving.inputs import read_users
     from invdist.serving.recommendation import AskedUsers, recommendations
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{found} ({'left out' if args.unknown == 'drop' else 'without an item'})", file=sys.stderr)
     seen = [split for split in args.seen if split != "nothing"]
     schema, tables = recommendations(run, args.k, users, seen, args.unknown)
-    with RowProgress() as line:
+    with ProgressLine() as line:
         manifest = write_tables(
             run,
             args.output,
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             schema,
             tables,
             about=lambda: {"k": args.k, "seen_left_out": seen, "unknown": args.unknown, "unknown_users": len(unknown)},
-            progress=lambda rows: line("wrote", rows),
+            progress=lambda rows: line.show(f"wrote {rows:,} rows"),
         )
     print(f"{manifest['rows']:,} rows in {args.output}/{manifest['file']}")
     return 0

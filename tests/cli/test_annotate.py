@@ -90,7 +90,8 @@ def test_a_calibrated_threshold_is_measured_on_rows_it_was_not_chosen_on(
     assert _annotate(*given, "--calibrate", "--precision", "0.75") == 0
     figures = _manifest(tmp_path / "out")["calibration"]
     label, called = pairs["label"].to_numpy(), _table(tmp_path / "out")["label"].to_numpy()
-    half = first_half(*(pairs[name].to_numpy().astype(np.int64) for name in ("user", "item")), dataset.items)
+    user, item = (pairs[name].to_numpy().astype(np.int64) for name in ("user", "item"))
+    half = first_half(user, item, dataset.items)
     for rows, name in ((half, "chosen_on"), (~half, "measured_on")):
         assert figures[name]["rows"] == rows.sum() > 100
         assert figures[name]["precision"] == pytest.approx(precision_score(label[rows], called[rows]))
