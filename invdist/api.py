@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from invdist.config import Config
     from invdist.data.dataset import Dataset
-    from invdist.serving.opened import OpenedRun
-    from invdist.serving.pairs import Pairs
+    from invdist.serving.inputs import MatchedPairs
+    from invdist.serving.recommendation import UnknownUser
+    from invdist.serving.run import TrainedRun
     from invdist.serving.scoring import Unknown
     from invdist.training.history import History
 
@@ -93,17 +94,20 @@ def train_model(config: str | Path | Mapping[str, Any] | Config, *overrides: str
     return Run(found[-1])
 
 
-def open_run(path: str | Path, *overrides: str) -> Run:
-    """A run that was trained before; `overrides` such as `data.path=FOLDER` if its data set has moved."""
-    return Run(path, *overrides)
+def open_run(path: str | Path, *overrides: str, checkpoint: str | int = "best") -> Run:
+    """A run that was trained before; `overrides` such as `data.path=FOLDER` if its data set has moved.
+
+    `checkpoint` is `best`, `last` or a step.
+    """
+    return Run(path, *overrides, checkpoint=checkpoint)
 
 
 class Run:
     """A trained run: what it learned, and what can be done with it. The model is read when it is first needed."""
 
-    def __init__(self, path: str | Path, *overrides: str) -> None:
+    def __init__(self, path: str | Path, *overrides: str, checkpoint: str | int = "best") -> None:
         self.path = Path(path).absolute()
-        self._overrides = list(overrides)
+        self._overrides, self._checkpoint = list(overrides), checkpoint
         self.metrics  # noqa: B018 - a folder that is no run is told at once
 
     def __repr__(self) -> str:
@@ -142,18 +146,20 @@ class Run:
         *,
         threshold: float = 0.5,
         calibrate: bool = False,
-        unknown: Unknown = "drop",
+        unknown: Unknown = "null",
     ) -> pa.Table:
-        """Soft labels: `user`, `item`, `score`, `w1`, `w0`, `label`, `confidence`, as `invdist annotate` writes them.
+        """Soft labels: `user`, `item`, `score`, `w1`, `w0`, `label`, `confidence`, `known`, as from `invdist annotate`.
 
         `pairs` is a table (pyarrow, a data frame, a mapping) with the raw ids in columns `user` and `item`; None means
-        the unclear exposures of the run's data set.
+        the unclear exposures of the run's data set. There is one row for each pair, in order. `calibrate` chooses the
+        threshold on half of the validation rows. `unknown` is for pairs whose user or item the data set does not have:
+        `null` (no score), `prior` (the log-odds of the training labels) or `drop` (no row).
         """
         import pyarrow as pa
 
-        from invdist.serving.annotator import Annotator
+        from invdist.serving.annotation import Annotator
         from invdist.serving.calibration import calibrate as calibrated
-        from invdist.serving.pairs import UnclearPairs
+        from invdist.serving.inputs import UnclearPairs
         from invdist.serving.scoring import Scorer
 
         opened = self._opened
@@ -167,37 +173,39 @@ class Run:
         return pa.concat_tables([annotator.schema().empty_table(), *map(annotator.table, read)])
 
     def recommend(
-        self, k: int = 10, users: Sequence[Any] | None = None, *, seen: Sequence[str] = ("train", "training_test")
+        self,
+        k: int = 10,
+        users: Sequence[Any] | None = None,
+        *,
+        seen: Sequence[str] = ("train", "training_test"),
+        unknown: UnknownUser = "null",
     ) -> pa.Table:
         """The `k` best items of users (raw ids; None: all): `user`, `rank`, `item`, `score`, best first.
 
-        Items that a user has in the splits `seen` are left out. A user that the data set does not have is an error.
+        Each user comes once, in the order given. Items that a user has in the splits `seen` are left out. A user that
+        the data set does not have gets one row without an item, or with `unknown="drop"` none.
         """
         import pyarrow as pa
 
-        from invdist.serving.ids import UNKNOWN
-        from invdist.serving.recommending import recommendations
+        from invdist.serving.recommendation import AskedUsers, recommendations
 
-        opened, chosen = self._opened, None
-        if users is not None:
-            raw = _raw_ids("user", users)
-            chosen = opened.users.indices(opened.users.cast(raw))
-            if (chosen == UNKNOWN).any():
-                missing = raw.filter(pa.array(chosen == UNKNOWN)).to_pylist()
-                raise UserError(f"{len(missing)} users are not in the run's data set, such as {missing[0]!r}")
-        schema, tables = recommendations(opened, k, chosen, seen)
+        opened = self._opened
+        asked = None if users is None else AskedUsers(_raw_ids("user", users), opened.users)
+        schema, tables = recommendations(opened, k, asked, seen, unknown)
         return pa.concat_tables([schema.empty_table(), *tables])
 
-    def score(self, pairs: Any, *, unknown: Unknown = "drop") -> pa.Table:
-        """Logits and probabilities of pairs (as for `annotate`): `user`, `item`, `score`, `probability`."""
-        from invdist.serving.recommending import ScoreTables
-        from invdist.serving.scoring import Scorer
+    def score(self, pairs: Any, *, unknown: Unknown = "null") -> pa.Table:
+        """Logits and probabilities of pairs: `user`, `item`, `score`, `probability`, `known`.
+
+        `pairs` and `unknown` are those of `annotate`: there is one row for each pair, in order.
+        """
+        from invdist.serving.scoring import Scorer, ScoreTables
 
         return ScoreTables(Scorer.of(self._opened, unknown)).table(self._pairs(pairs))
 
     def export(self, output: str | Path | None = None) -> Path:
         """Writes tensors, card and scoring program, as `invdist export`; gives the folder (default: RUN/export)."""
-        from invdist.serving.exporting import export
+        from invdist.serving.export import export
 
         where = Path(output) if output is not None else self.path / "export"
         export(self._opened, str(where))
@@ -210,13 +218,13 @@ class Run:
         return History.read(self.path)
 
     @cached_property
-    def _opened(self) -> OpenedRun:
-        from invdist.serving.opened import open_run
+    def _opened(self) -> TrainedRun:
+        from invdist.serving.run import open_run
 
-        return open_run(self.path, self._overrides)
+        return open_run(self.path, self._overrides, self._checkpoint)
 
-    def _pairs(self, given: Any) -> Pairs:
-        from invdist.serving.pairs import match
+    def _pairs(self, given: Any) -> MatchedPairs:
+        from invdist.serving.inputs import match
 
         try:
             user, item = (_raw_ids(name, given[name]) for name in ("user", "item"))

@@ -87,15 +87,38 @@ def test_directions_are_plotted_one_point_a_step(run: api.Run, trained_run: Path
 def test_pairs_may_be_a_mapping_a_table_or_a_frame(run: api.Run) -> None:
     pairs = {"user": [1, 2, 555], "item": [3, 4, 5]}
     table = run.annotate(pairs)
-    assert table["user"].to_pylist() == [1, 2]
+    assert table["user"].to_pylist() == [1, 2, 555]
+    assert table["score"].is_null().to_pylist() == [False, False, True]
+    assert len(run.annotate(pairs, unknown="drop")) == 2
     assert run.annotate(pa.table(pairs)).equals(table)
     assert run.annotate(pd.DataFrame(pairs)).equals(table)
-    assert len(run.annotate(pairs, unknown="prior")) == 3
+    assert run.annotate(pairs, unknown="prior")["score"].null_count == 0
     scores = run.score({"user": np.array([1, 2]), "item": ["3", "4"]})
-    assert scores["score"].equals(table["score"])
+    assert scores["score"].equals(table["score"].slice(0, 2))
     for wrong, message in (({"user": [1]}, "need columns"), ({"user": [1], "item": [1, 2]}, "as many users as items")):
         with pytest.raises(UserError, match=message):
             run.score(wrong)
+
+
+def test_scores_have_a_row_for_each_pair_asked_in_order(run: api.Run) -> None:
+    pairs = {"user": ["1", "nobody", None, "2", "999"], "item": [3, 4, 5, 6, 7]}
+    scores = run.score(pairs)
+    assert scores["item"].to_pylist() == pairs["item"]
+    assert scores["user"].to_pylist() == [1, None, None, 2, 999]
+    assert scores["known"].to_pylist() == [True, False, False, True, False]
+    assert scores["score"].is_null().to_pylist() == scores["probability"].is_null().to_pylist()
+    assert scores["score"].is_valid().to_pylist() == scores["known"].to_pylist()
+    with pytest.raises(UserError, match="unknown='skip': expected null, prior, drop"):
+        run.score(pairs, unknown="skip")  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_a_run_can_be_chosen(run: api.Run, trained_run: Path) -> None:
+    steps = sorted(int(folder.name[5:]) for folder in (trained_run / "checkpoints").glob("step-*"))
+    pairs = {"user": [1], "item": [3]}
+    scores = {step: api.open_run(trained_run, checkpoint=step).score(pairs)["score"][0].as_py() for step in steps}
+    assert len(set(scores.values())) == len(steps) > 1
+    assert api.open_run(trained_run, checkpoint="last").score(pairs)["score"][0].as_py() == scores[steps[-1]]
+    assert run.score(pairs)["score"][0].as_py() == scores[run._opened.checkpoint.step]
 
 
 def test_unclear_exposures_are_annotated_by_default(run: api.Run) -> None:
@@ -110,8 +133,12 @@ def test_recommendations_by_raw_id(run: api.Run) -> None:
     some = run.recommend(k=3, users=[5, 2])
     assert some["user"].to_pylist() == [5] * 3 + [2] * 3
     assert some.slice(3).equals(everybody.slice(6, 3).combine_chunks())
-    with pytest.raises(UserError, match="1 users are not in the run's data set, such as 1000"):
-        run.recommend(users=[5, 1000])
+    unknown = run.recommend(k=3, users=[1000, 5])
+    assert unknown.slice(1).equals(some.slice(0, 3))
+    assert unknown.slice(0, 1).to_pylist() == [{"user": 1000, "rank": None, "item": None, "score": None}]
+    assert run.recommend(k=3, users=[1000, 5], unknown="drop").equals(some.slice(0, 3))
+    with pytest.raises(UserError, match="unknown='prior': expected null, drop"):
+        run.recommend(users=[5], unknown="prior")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no split 'trian'"):
         run.recommend(seen=["trian"])
 

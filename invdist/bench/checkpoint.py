@@ -17,8 +17,8 @@ from invdist.config.registry import STRATEGIES
 from invdist.learning.strategy import Setting
 from invdist.models.build import ModelSpec, build_recommender
 from invdist.runtime.errors import UserError
+from invdist.runtime.process import single_rank
 from invdist.training.checkpoint import CheckpointStore, Position
-from invdist.training.trained import single_rank
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from invdist.config.registry import BACKBONES
 from invdist.data.stream.observed import ObservedPairs
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
-from invdist.serving.formats import table_writer
+from invdist.serving.output import table_writer
 from invdist.serving.topk import TopK
 
 

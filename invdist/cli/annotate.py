@@ -1,9 +1,9 @@
-"""Writes soft labels of unclear exposures, or of any user-item pairs, with the best checkpoint of a run.
+"""Writes soft labels of unclear exposures, or of any user-item pairs, with a run.
 
 invdist annotate --run RUN --output DIR                      the unclear exposures of the run's data set
 invdist annotate --run RUN --input LOG.csv --output DIR      pairs of raw ids, CSV or parquet
 
-Interrupted, the same command continues: finished parts are kept in DIR.partial.
+After an interruption the same command continues: finished parts are kept in DIR.partial.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
+from invdist.cli import arguments
 from invdist.runtime.errors import UserError, exit_on_user_error
-from invdist.serving import options
 
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
-    """Annotates, prints what was met, and where truth is known how good the annotations are."""
+    """Annotates, and prints row counts and, where truth is known, how good the annotations are."""
     parser = argparse.ArgumentParser(prog="invdist annotate", description=__doc__)
-    options.add_run(parser)
+    arguments.add_run(parser)
     parser.add_argument(
         "--input",
         nargs="+",
@@ -28,40 +28,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="files of pairs, folders of such files, or the prepared data set of the run (the default)",
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="the new folder of annotations")
-    options.add_pairs(parser)
+    arguments.add_pairs(parser)
     parser.add_argument("--threshold", type=float, help="w1 from which the hard label is 1 (default: 0.5)")
     parser.add_argument(
-        "--calibrate", action="store_true", help="choose the threshold on the training-test rows: best F1"
+        "--calibrate",
+        action="store_true",
+        help="choose the threshold with the best F1 on half of the validation rows, and measure it on the other half",
     )
     parser.add_argument("--precision", type=float, help="with --calibrate: the lowest threshold of this precision")
     parser.add_argument("--workers", type=int, help="processes on Ray (default: all CPUs); 0: here, without Ray")
     parser.add_argument("--part-rows", type=int, default=1 << 20, help="rows per part of the output, about")
     args = parser.parse_intermixed_args(argv)
     _check(args)
-    inputs, overrides = options.separate(args.input, args.overrides)
+    inputs, overrides = arguments.split_inputs(args.input, args.overrides)
 
-    from invdist.serving.annotating import AnnotationJob, in_this_process, open_source
+    from invdist.runtime.progress import ProgressLine
+    from invdist.serving.annotation import AnnotationJob, in_this_process
     from invdist.serving.calibration import calibrate
-    from invdist.serving.opened import open_run
+    from invdist.serving.inputs import open_source
     from invdist.serving.output import check_free
 
     check_free(args.output)
-    run = open_run(args.run, overrides)
+    run = arguments.open_run(args, overrides)
     source = open_source(run, inputs or [run.config.data.path], args.user_column, args.item_column, args.part_rows)
     calibration = calibrate(run.model, run.dataset, args.precision) if args.calibrate else None
     threshold = calibration.threshold if calibration else 0.5 if args.threshold is None else args.threshold
-    told = calibration.as_dict() if calibration else None
-    if told:
-        print(_calibration_text(told))
-    job = AnnotationJob(run, source, args.output, threshold, args.unknown, told)
-    line = options.Progress()
+    figures = calibration.as_dict() if calibration else None
+    if figures:
+        print(_calibration_text(figures))
+    job = AnnotationJob(run, source, args.output, threshold, args.unknown, figures)
+    with ProgressLine() as line:
 
-    def progress(done: int, parts: int, rows: int) -> None:
-        line(f"{done} of {parts} parts, {rows:,} rows")
+        def progress(done: int, parts: int, rows: int) -> None:
+            line.show(f"{done} of {parts} parts, {rows:,} rows", done, parts)
 
-    manifest = job.execute(in_this_process if args.workers == 0 else _on_ray(args.workers), progress)
+        manifest = job.execute(in_this_process if args.workers == 0 else _on_ray(args.workers), progress)
     counts = manifest["counts"]
-    print(options.counts_text(counts, args.unknown))
+    print(arguments.counts_text(counts, args.unknown))
     print(f"{counts['annotated']:,} annotated, {counts['positive']:,} of them positive (w1 >= {threshold:.4g})")
     if manifest.get("auc") is not None:
         print(f"annotation AUC against the known truth: {manifest['auc']:.4f}")
@@ -85,8 +88,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _on_ray(workers: int | None):
-    """Work on the Ray of this process, or one of its own."""
-    from invdist.serving.on_ray import annotate_on_ray
+    """Work on the Ray cluster of this process, or on a private one."""
+    from invdist.serving.annotation_on_ray import annotate_on_ray
     from invdist.training.ray_backend import connected
 
     def work(parts, source, annotator, folder) -> Iterator[int]:
@@ -96,14 +99,13 @@ def _on_ray(workers: int | None):
     return work
 
 
-def _calibration_text(told: dict) -> str:
-    lines = [f"threshold {told['threshold']:.4f}"]
-    for split in ("training_test", "valid"):
-        quality = told[split]
-        if quality is not None:
-            figures = ", ".join(
-                f"{name} {'-' if quality[name] is None else format(quality[name], '.4f')}"
-                for name in ("precision", "recall", "f1", "accuracy")
-            )
-            lines.append(f"  {split:<14} {quality['rows']:>9,} rows: {figures}")
+def _calibration_text(figures: dict) -> str:
+    lines = [f"threshold {figures['threshold']:.4f}"]
+    for name, title in (("chosen_on", "chosen on"), ("measured_on", "measured on")):
+        quality = figures[name]
+        values = ", ".join(
+            f"{metric} {'-' if quality[metric] is None else format(quality[metric], '.4f')}"
+            for metric in ("precision", "recall", "f1", "accuracy")
+        )
+        lines.append(f"  {title:<11} {quality['rows']:>9,} validation rows: {values}")
     return "\n".join(lines)

@@ -1,6 +1,9 @@
-"""Scores the best checkpoint of a run on a split of its data set.
+"""Metrics of a run on a split of its data set.
 
-invdist evaluate --run runs/NAME [--split test] [key=value ...]
+invdist evaluate --run RUN [--split test]                          AUC, GAUC, NDCG, MRR over the rows of the split
+invdist evaluate --run RUN [--split test] --catalogue --k 10 50    Recall, HitRate, NDCG, MRR, coverage over all items
+
+The first compares rows that were exposed; the second ranks every item of the catalogue that is new to a user.
 """
 
 from __future__ import annotations
@@ -8,43 +11,79 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from invdist.cli import arguments
 from invdist.runtime.errors import UserError, exit_on_user_error
-from invdist.runtime.install import check_stack
 
-SPLITS = ("valid", "test", "training_test", "train")
+_TITLES = {
+    "recall": "Recall",
+    "hit_rate": "HitRate",
+    "ndcg": "NDCG",
+    "mrr": "MRR",
+    "coverage": "coverage",
+    "relevant": "relevant items",
+    "items": "items of the catalogue",
+    "seen_left_out": "seen items left out",
+}
 
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the metrics of a run as a table, or as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="invdist evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="invdist evaluate", description=__doc__)
+    arguments.add_run(parser)
+    splits = ("valid", "test", "training_test", "train")
+    parser.add_argument("--split", choices=splits, default="test", help="rows to score (default: test)")
+    parser.add_argument("--catalogue", action="store_true", help="rank the whole catalogue for each user")
+    parser.add_argument(
+        "--k", type=int, nargs="+", metavar="N", help="with --catalogue: lengths of lists (default: 10)"
     )
-    parser.add_argument("--run", required=True, help="folder of the run")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="rows to score (default: test)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as a moved data.path")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     args = parser.parse_intermixed_args(argv)
-    check_stack()
+    if args.k and not args.catalogue:
+        raise UserError("--k is the length of the lists of --catalogue; give both (training.ndcg_k is that of NDCG)")
 
-    from invdist.evaluation.tables import metric_title, number, plain_table
+    from invdist.evaluation.tables import plain_table
+    from invdist.runtime.progress import ProgressLine
+    from invdist.serving.evaluation import catalogue_metrics, split_metrics
     from invdist.training.events import jsonable
-    from invdist.training.scoring import SplitScorer
-    from invdist.training.trained import open_trained
 
-    with open_trained(args.run, args.overrides) as trained:
-        config = trained.config
-        if not trained.dataset.rows.get(args.split):
-            raise UserError(f"{config.data.path}: the data set has no rows in its split {args.split!r}")
-        k = config.training.ndcg_k
-        metrics = SplitScorer(trained.dataset, args.split, trained.strategy, config.data.eval_batch_size, k).metrics()
-        if args.json:
-            about = {"run": str(trained.run), "checkpoint": trained.checkpoint, "split": args.split}
-            print(json.dumps(jsonable({**about, **metrics})))
-        else:
-            print(f"{trained.checkpoint}, {args.split} rows")
-            figures = [f"{value:,}" if isinstance(value, int) else number(value) for value in metrics.values()]
-            titles = [metric_title(name, k) for name in metrics]
-            print(plain_table(["metric", "value"], list(zip(titles, figures, strict=True))))
+    run = arguments.open_run(args)
+    if args.catalogue:
+        with ProgressLine() as line:
+            metrics = catalogue_metrics(
+                run,
+                args.split,
+                args.k or [10],
+                lambda done, users: line.show(f"ranked for {done:,} of {users:,} users", done, users),
+            )
+    else:
+        metrics = split_metrics(run, args.split)
+    if args.json:
+        about = {"run": str(run.folder), "checkpoint": run.about_checkpoint(), "split": args.split}
+        print(json.dumps(jsonable({**about, **metrics})))
+    else:
+        k = run.config.training.ndcg_k
+        print(f"{args.split} rows, {'the whole catalogue ranked' if args.catalogue else 'ranked among themselves'}")
+        print(plain_table(["metric", "value"], [[_title(name, k), _text(value)] for name, value in metrics.items()]))
     return 0
+
+
+def _title(name: str, ndcg_k: int) -> str:
+    from invdist.evaluation.tables import metric_title
+
+    base, at, k = name.partition("@")
+    return (
+        f"{_TITLES[base]}{at}{k}"
+        if at or (base in _TITLES and base not in ("ndcg", "mrr"))
+        else metric_title(name, ndcg_k)
+    )
+
+
+def _text(value: Any) -> str:
+    from invdist.evaluation.tables import number
+
+    if isinstance(value, list):
+        return ", ".join(value)
+    return f"{value:,}" if isinstance(value, int) else number(value)

@@ -1,4 +1,4 @@
-"""Exports the best checkpoint of a run: tensors, a card, and a program that scores pairs without invdist.
+"""Exports a run: tensors, a card, and a program that scores pairs without invdist.
 
 invdist export --run RUN [--output DIR]
 """
@@ -9,24 +9,23 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from invdist.cli import arguments
 from invdist.runtime.errors import exit_on_user_error
-from invdist.serving import options
 
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exports, and prints what is where."""
+    """Exports, and prints the files with their sizes."""
     parser = argparse.ArgumentParser(prog="invdist export", description=__doc__)
-    options.add_run(parser)
+    arguments.add_run(parser)
     parser.add_argument("--output", metavar="DIR", help="the new folder (default: RUN/export)")
     args = parser.parse_intermixed_args(argv)
     output = args.output or str(Path(args.run) / "export")
 
-    from invdist.serving.exporting import export
-    from invdist.serving.opened import open_run
+    from invdist.serving.export import export
     from invdist.serving.output import check_free
 
-    run = open_run(args.run, args.overrides)
+    run = arguments.open_run(args)
     check_free(output)
     card = export(run, output)
     for name, entry in card["files"].items():

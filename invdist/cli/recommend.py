@@ -1,4 +1,4 @@
-"""Writes the best items of each user over the whole catalogue, with the best checkpoint of a run.
+"""Writes the best items of each user over the whole catalogue of a run.
 
 invdist recommend --run RUN --k 10 --output DIR [--users FILE] [--format parquet|csv|jsonl]
 """
@@ -9,21 +9,28 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from invdist.cli import arguments
 from invdist.runtime.errors import UserError, exit_on_user_error
-from invdist.serving import options
-from invdist.serving.formats import FORMATS
-
-SPLITS = ("train", "training_test", "valid", "test", "unclear")
 
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ranks, writes, and prints how many rows are where."""
+    """Ranks items, writes them, and prints how many rows are in which file."""
+    from invdist.data.schema import SPLITS
+    from invdist.serving.output import FORMATS, check_free, write_tables
+
     parser = argparse.ArgumentParser(prog="invdist recommend", description=__doc__)
-    options.add_run(parser)
+    arguments.add_run(parser)
     parser.add_argument("--k", type=int, default=10, help="items per user (default: 10)")
     parser.add_argument("--users", metavar="FILE", help="CSV or parquet with the raw ids of users (default: all users)")
     parser.add_argument("--user-column", default="user", metavar="NAME", help="its column of user ids (default: user)")
+    parser.add_argument(
+        "--unknown",
+        choices=("null", "drop"),
+        default="null",
+        help="users of FILE that the run's data set does not have: one row without an item (null, the default), or "
+        "no row (drop)",
+    )
     parser.add_argument(
         "--seen",
         nargs="+",
@@ -35,31 +42,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", required=True, metavar="DIR", help="the new folder of recommendations")
     args = parser.parse_intermixed_args(argv)
 
-    from invdist.serving.opened import open_run
-    from invdist.serving.output import check_free
-    from invdist.serving.pairs import read_users
-    from invdist.serving.recommending import recommendations, write_tables
+    from invdist.runtime.progress import ProgressLine
+    from invdist.serving.inputs import read_users
+    from invdist.serving.recommendation import AskedUsers, recommendations
 
     check_free(args.output)
-    run = open_run(args.run, args.overrides)
-    users, unknown = read_users(args.users, args.user_column, run.users) if args.users else (None, [])
-    if unknown:
-        told = f"{args.users}: {len(unknown):,} users are not in the run's data set, such as {unknown[0]!r}"
-        if users is None or not len(users):
-            raise UserError(f"{told}; none is left to recommend to")
-        print(f"{told}; they are left out", file=sys.stderr)
+    run = arguments.open_run(args)
+    users = AskedUsers(read_users(args.users, args.user_column), run.users) if args.users else None
+    unknown = users.unknown if users else []
+    if users and unknown:
+        found = f"{args.users}: {len(unknown):,} users are not in the run's data set, such as {unknown[0]!r}"
+        if args.unknown == "drop" and not len(users.known):
+            raise UserError(f"{found}; none is left to recommend to")
+        print(f"{found} ({'left out' if args.unknown == 'drop' else 'without an item'})", file=sys.stderr)
     seen = [split for split in args.seen if split != "nothing"]
-    schema, tables = recommendations(run, args.k, users, seen)
-    line = options.Progress()
-    manifest = write_tables(
-        run,
-        args.output,
-        "recommendations",
-        args.format,
-        schema,
-        tables,
-        about=lambda: {"k": args.k, "seen_left_out": seen, "unknown_users": len(unknown)},
-        progress=lambda rows: line(f"{rows:,} rows"),
-    )
+    schema, tables = recommendations(run, args.k, users, seen, args.unknown)
+    with ProgressLine() as line:
+        manifest = write_tables(
+            run,
+            args.output,
+            "recommendations",
+            args.format,
+            schema,
+            tables,
+            about=lambda: {"k": args.k, "seen_left_out": seen, "unknown": args.unknown, "unknown_users": len(unknown)},
+            progress=lambda rows: line.show(f"wrote {rows:,} rows"),
+        )
     print(f"{manifest['rows']:,} rows in {args.output}/{manifest['file']}")
     return 0

@@ -1,6 +1,8 @@
-"""Scores given user-item pairs with the best checkpoint of a run: logits and probabilities.
+"""Scores given user-item pairs with a run: logits and probabilities.
 
 invdist score --run RUN --input PAIRS.csv [--output DIR] [--format parquet|csv|jsonl]
+
+There is one row for each pair, in order.
 """
 
 from __future__ import annotations
@@ -9,35 +11,32 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from invdist.cli import arguments
 from invdist.runtime.errors import exit_on_user_error
-from invdist.serving import options
-from invdist.serving.formats import FORMATS
 
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
-    """Scores, and writes a folder or prints CSV."""
+    """Scores pairs, and writes a folder or prints CSV."""
+    from invdist.serving.output import FORMATS, check_free, table_writer, write_tables
+
     parser = argparse.ArgumentParser(prog="invdist score", description=__doc__)
-    options.add_run(parser)
+    arguments.add_run(parser)
     parser.add_argument(
         "--input", nargs="+", required=True, metavar="PATH", help="CSV or parquet files of raw pairs, or their folder"
     )
-    options.add_pairs(parser)
+    arguments.add_pairs(parser)
     parser.add_argument("--output", metavar="DIR", help="the new folder of scores (default: CSV on the terminal)")
     parser.add_argument("--format", choices=FORMATS, default="parquet", help="of the output (default: parquet)")
     args = parser.parse_intermixed_args(argv)
-    inputs, overrides = options.separate(args.input, args.overrides)
+    inputs, overrides = arguments.split_inputs(args.input, args.overrides)
 
-    from invdist.serving.formats import table_writer
-    from invdist.serving.opened import open_run
-    from invdist.serving.output import check_free
-    from invdist.serving.pairs import FilePairs
-    from invdist.serving.recommending import ScoreTables, write_tables
-    from invdist.serving.scoring import Scorer
+    from invdist.serving.inputs import FilePairs
+    from invdist.serving.scoring import Scorer, ScoreTables
 
     if args.output:
         check_free(args.output)
-    run = open_run(args.run, overrides)
+    run = arguments.open_run(args, overrides)
     source = FilePairs(inputs, args.user_column, args.item_column)
     scores = ScoreTables(Scorer.of(run, args.unknown))
     if args.output:
@@ -48,5 +47,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             for table in scores.of(source):
                 writer.write_table(table)
         sys.stdout.flush()
-    print(options.counts_text(scores.counts, args.unknown), file=sys.stderr)
+    print(arguments.counts_text(scores.counts, args.unknown), file=sys.stderr)
     return 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 
 # From <malloc.h>. glibc takes no larger M_MMAP_THRESHOLD than half a heap of a thread's local_rows, which is 32 MiB.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -25,3 +28,16 @@ def configure_process(threads: int) -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+@contextlib.contextmanager
+def single_rank() -> Iterator[None]:
+    """A gloo process group of this process alone, unless it is in a group already."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""Using a trained run: annotate pairs, recommend items, score, export. Needs no process group and no TorchRec."""
+"""Using a trained run: evaluate, score, annotate, recommend, export. Imports no trainer, no TorchRec and no Ray."""

@@ -1,4 +1,4 @@
-"""Where to cut soft labels into hard ones: a threshold chosen on labeled rows, and what it is worth."""
+"""Chooses the threshold that turns soft labels into hard ones on validation rows, and measures it on others."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from invdist.data import hashing
 from invdist.data.dataset import Dataset
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
-from invdist.serving.annotator import soft_labels
+from invdist.serving.annotation import soft_labels
 from invdist.serving.scoring import logits
+from invdist.training.events import jsonable
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What hard labels at a threshold are worth on some labeled rows; NaN where nothing was there to divide by."""
+    """How good hard labels at a threshold are on some labeled rows; NaN where there is nothing to divide by."""
 
     rows: int
     precision: float
@@ -27,34 +29,52 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A threshold of `w1`, its quality on the training-test rows it was chosen on, and on the validation rows.
-
-    Training has seen the training-test rows, so the second is the one to expect elsewhere.
-    """
+    """A threshold of `w1`, chosen on one half of the validation rows and measured on the other."""
 
     threshold: float
-    training_test: Quality
-    valid: Quality | None
+    chosen_on: Quality
+    measured_on: Quality
+    """What to expect of other rows."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; NaN becomes None."""
-        return _without_nan(asdict(self))
+        return jsonable(asdict(self))
 
 
 def calibrate(model: FrozenModel, dataset: Dataset, precision: float | None = None) -> Calibration:
-    """The threshold with the best F1 on training-test rows, or the lowest with at least this precision there."""
-    if not dataset.rows.get("training_test"):
-        raise UserError(f"{dataset.path}: no training-test rows to calibrate on; give a --threshold instead")
-    w1, label = _labeled(model, dataset, "training_test")
-    threshold = choose_threshold(w1, label, precision)
-    valid = quality(*_labeled(model, dataset, "valid"), threshold) if dataset.rows.get("valid") else None
-    return Calibration(threshold, quality(w1, label, threshold), valid)
+    """The threshold with the best F1, or the lowest with at least this precision, on half of the validation rows.
+
+    The training-test rows would not do: the model has learned from them. The half of a row is a hash of its pair, so
+    it is the same in every run on a data set.
+    """
+    table = dataset.read("valid")
+    user, item = (table[name].to_numpy().astype(np.int64) for name in ("user", "item"))
+    label = table["label"].to_numpy()
+    chosen = first_half(user, item, dataset.items)
+    if not label[chosen].any() or chosen.all():
+        raise UserError(
+            f"{dataset.path}: too few validation rows to calibrate on ({int(label[chosen].sum())} positives in the "
+            f"half that the threshold is chosen on, {len(label)} rows in all); give a --threshold instead"
+        )
+    w1, _ = soft_labels(logits(model, user, item))
+    threshold = choose_threshold(w1[chosen], label[chosen], precision)
+    return Calibration(
+        threshold,
+        chosen_on=quality(w1[chosen], label[chosen], threshold),
+        measured_on=quality(w1[~chosen], label[~chosen], threshold),
+    )
+
+
+def first_half(user: np.ndarray, item: np.ndarray, items: int) -> np.ndarray:
+    """Which pairs are of the half that a threshold is chosen on (bool)."""
+    words = hashing.mix(hashing.key("calibration"), user * items + item)
+    return hashing.uniform(words) < 0.5
 
 
 def choose_threshold(w1: np.ndarray, label: np.ndarray, precision: float | None = None) -> float:
     """Among the values of `w1`: the one with the best F1, or the lowest whose precision is at least `precision`.
 
-    Rows at or above the threshold are called positive. Of equals the lowest is taken.
+    Rows at or above the threshold count as positive. Of equally good thresholds the lowest is taken.
     """
     order = np.argsort(-w1, kind="stable")
     w1, label = w1[order], label[order].astype(np.int64)
@@ -69,7 +89,7 @@ def choose_threshold(w1: np.ndarray, label: np.ndarray, precision: float | None 
         enough = np.flatnonzero(reached >= precision)
         if not len(enough):
             raise UserError(
-                f"no threshold reaches a precision of {precision:g} on the training-test rows; "
+                f"no threshold reaches a precision of {precision:g} on the validation rows it is chosen on; "
                 f"the best is {reached.max():.3f}"
             )
         best = int(enough[-1])
@@ -77,7 +97,7 @@ def choose_threshold(w1: np.ndarray, label: np.ndarray, precision: float | None 
 
 
 def quality(w1: np.ndarray, label: np.ndarray, threshold: float) -> Quality:
-    """What calling rows with `w1 >= threshold` positive gives."""
+    """The quality of calling rows with `w1 >= threshold` positive."""
     called, label = w1 >= np.float32(threshold), label.astype(bool)
     hits, calls, positives, right = (int(x.sum()) for x in (called & label, called, label, called == label))
     return Quality(
@@ -89,17 +109,5 @@ def quality(w1: np.ndarray, label: np.ndarray, threshold: float) -> Quality:
     )
 
 
-def _labeled(model: FrozenModel, dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
-    table = dataset.read(split)
-    user, item = (table[name].to_numpy().astype(np.int64) for name in ("user", "item"))
-    return soft_labels(logits(model, user, item))[0], table["label"].to_numpy()
-
-
 def _ratio(part: int, whole: int) -> float:
     return float(part / whole) if whole else float("nan")
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and np.isnan(value) else value

@@ -1,34 +1,38 @@
-"""Folders of results that are whole or not there.
+"""Output folders that appear complete or not at all, and tables written into them.
 
-Results are written into `NAME.partial/`, each file under its name only when it is complete, then `manifest.json`, and
-the folder is renamed to `NAME/`. A filesystem of objects (`s3://`) cannot rename a folder: there the files lie in their
-place and the manifest, last, is what makes them whole.
+Results are written into `NAME.partial/`, then `manifest.json`, and the folder is renamed to `NAME/`. An object store
+(`s3://`) cannot rename a folder: there the files are written in place, and the manifest, written last, completes them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Literal, Protocol, get_args
 
 import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 
 from invdist.runtime.errors import UserError
-from invdist.runtime.files import Folder, describe_os_error
+from invdist.runtime.files import UNFINISHED, Folder, describe_os_error
+from invdist.serving.run import TrainedRun
 
 MANIFEST = "manifest.json"
 _JOB = "job.json"
-_UNFINISHED = ".unfinished"
+
+Format = Literal["parquet", "csv", "jsonl"]
+FORMATS: tuple[str, ...] = get_args(Format)
 
 
-class Output:
-    """A new folder of results at a path or URI.
+class OutputFolder:
+    """A new folder of results at a path or URI, as a context manager.
 
-    `job` says what is being made, as plain data; it becomes part of the manifest, the file `manifest`. What an
-    interrupted job of the same `job` left is continued if `resume`; otherwise, and by default, it is thrown away.
+    `job` says what is being made, as plain data; it becomes part of the manifest, the file `manifest`. After an error
+    nothing is left, unless `resume`: then `NAME.partial` stays, and the same `job` continues it.
     """
 
     def __init__(
@@ -40,54 +44,80 @@ class Output:
         manifest: str = MANIFEST,
     ) -> None:
         self.where = os.fspath(where).rstrip("/")
-        final = Folder.at(self.where)
-        check_free(self.where, manifest)
-        self.folder = Folder.at(f"{self.where}.partial") if final.local else final
-        self._final, self._manifest = final, manifest
+        self._final, self._manifest, self._resume = Folder.at(self.where), manifest, resume
+        self.folder = Folder.at(f"{self.where}.partial") if self._final.local else self._final
         self.job = json.loads(json.dumps(job))
-        with self._disk():
-            left = self._left()
-            if left is None and (self.folder.files() or self.folder.folders()):
-                raise UserError(f"{self.folder} is in the way: the output is written there first; remove it")
-            if resume and left is not None:
-                self._check_same_job(left)
+
+    def __enter__(self) -> OutputFolder:
+        check_free(self.where, self._manifest)
+        with self._clear_errors():
+            interrupted = self._interrupted_job()
+            if self._resume and interrupted is not None:
+                self._check_same_job(interrupted)
             else:
                 self.folder.remove()
                 self.folder.make()
                 self.write(_JOB, json.dumps(self.job, indent=1).encode())
+        return self
 
-    @contextmanager
-    def create(self, name: str) -> Iterator[pa.NativeFile]:
-        """A file to write, which has its name only after the block ended well."""
-        with self._disk(), complete_file(self.folder, name) as file:
-            yield file
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if not self._resume:
+            with suppress(OSError):
+                self.folder.remove()
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            kept = f"; {kept_parts(self.folder)}" if self._resume else "; nothing was kept"
+            raise UserError(f"cannot write {self.where}: {describe_os_error(error)}{kept}") from error
+
+    def create(self, name: str) -> Any:
+        """A file to write, as a context manager; it has its name only after the block ended without an error."""
+        return self.folder.create(name)
 
     def write(self, name: str, content: bytes) -> None:
-        """A small file."""
+        """Writes a small file."""
         with self.create(name) as file:
             file.write(content)
 
-    def finish(self, manifest: dict[str, Any]) -> None:
-        """Writes the manifest and gives the folder its name."""
-        with self._disk():
-            for name in self.folder.files():
-                if name.endswith(_UNFINISHED):  # of a writer that was killed
-                    self.folder.filesystem.delete_file(f"{self.folder.path}/{name}")
-            self.write(self._manifest, (json.dumps({**self.job, **manifest}, indent=1) + "\n").encode())
-            if self.folder.local:
-                check_free(self.where, self._manifest)
-                os.rename(self.folder.path, self._final.path)
-            self._final.filesystem.delete_file(f"{self._final.path}/{_JOB}")
+    def finish(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Writes the manifest, which is also returned, and gives the folder its name."""
+        content = {**self.job, **manifest}
+        for name in self.folder.files():
+            if name.endswith(UNFINISHED):  # of a writer that was killed
+                self.folder.filesystem.delete_file(f"{self.folder.path}/{name}")
+        self.write(self._manifest, (json.dumps(content, indent=1) + "\n").encode())
+        if self.folder.local:
+            check_free(self.where, self._manifest)
+            os.rename(self.folder.path, self._final.path)
+        self._final.filesystem.delete_file(f"{self._final.path}/{_JOB}")
+        return content
 
-    def _left(self) -> dict[str, Any] | None:
-        """The job that was interrupted here."""
-        if _JOB not in self.folder.files():
-            return None
-        with self.folder.open(_JOB) as file:
-            return json.loads(file.read())
+    def _interrupted_job(self) -> dict[str, Any] | None:
+        """The job that was interrupted here, None if the place is free; `UserError` if something else is there."""
+        path = self.folder.path
+        if self.folder.local and os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+            kind = "a symbolic link" if os.path.islink(path) else "a file"
+            raise UserError(
+                f"{self.folder} is {kind}, but the output is written there first: remove it or choose another --output"
+            )
+        files = self.folder.files()
+        if _JOB in files:
+            with self.folder.open(_JOB) as file, suppress(ValueError):
+                job = json.loads(file.read())
+                if isinstance(job, dict):
+                    return job
+        if files or self.folder.folders():
+            raise UserError(
+                f"{self.folder} is not an unfinished output, but the output is written there first: "
+                "remove it or choose another --output"
+            )
+        return None
 
-    def _check_same_job(self, left: dict[str, Any]) -> None:
-        other = sorted(name for name in self.job.keys() | left.keys() if self.job.get(name) != left.get(name))
+    def _check_same_job(self, interrupted: dict[str, Any]) -> None:
+        names = self.job.keys() | interrupted.keys()
+        other = sorted(name for name in names if self.job.get(name) != interrupted.get(name))
         if other:
             raise UserError(
                 f"{self.folder} holds an unfinished output that was made with another {', '.join(other)}: "
@@ -95,7 +125,7 @@ class Output:
             )
 
     @contextmanager
-    def _disk(self) -> Iterator[None]:
+    def _clear_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -111,15 +141,65 @@ def check_free(where: str | os.PathLike[str], manifest: str = MANIFEST) -> None:
         raise UserError(f"{os.fspath(where)} already holds a finished output; choose another --output")
 
 
+def kept_parts(folder: Folder) -> str:
+    """What to do about an unfinished output that can be continued."""
+    return f"finished parts are kept in {folder}: repeat the command to continue, or remove that folder"
+
+
+class TableWriter(Protocol):
+    """Takes the tables of one file in turn."""
+
+    def write_table(self, table: pa.Table) -> None:
+        """Adds rows."""
+        ...
+
+
 @contextmanager
-def complete_file(folder: Folder, name: str) -> Iterator[pa.NativeFile]:
-    """A file to write, which has its name only after the block ended well. Objects appear when they are closed."""
-    if not folder.local:
-        with folder.create(name) as file:
-            yield file
-        return
-    # A name of its own: the worker of a driver that was killed may still write the same file.
-    unfinished = f"{name}.{uuid.uuid4().hex[:12]}{_UNFINISHED}"
-    with folder.create(unfinished) as file:
-        yield file
-    os.replace(f"{folder.path}/{unfinished}", f"{folder.path}/{name}")
+def table_writer(file: Any, schema: pa.Schema, kind: str) -> Iterator[TableWriter]:
+    """A writer of tables with this schema into an open file; the file is complete when the block ends."""
+    if kind == "parquet":
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            yield writer
+    elif kind == "csv":
+        with pacsv.CSVWriter(file, schema) as writer:
+            yield writer
+    else:
+        yield _JsonLines(file)
+
+
+class _JsonLines:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write_table(self, table: pa.Table) -> None:
+        lines = (json.dumps(row, ensure_ascii=False) for row in table.to_pylist())
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def write_tables(
+    run: TrainedRun,
+    where: str,
+    name: str,
+    kind: str,
+    schema: pa.Schema,
+    tables: Iterator[pa.Table],
+    about: Callable[[], dict[str, Any]] = dict,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> dict[str, Any]:
+    """Streams tables into the new folder `where` as `NAME.KIND` with a manifest, which is returned.
+
+    `about` is called at the end for what else the manifest should say; `progress` with the rows written so far.
+    """
+    job = {
+        "kind": f"invdist {name}",
+        "checkpoint": run.about_checkpoint(),
+        "dataset": run.dataset.fingerprint,
+    }
+    with OutputFolder(where, job) as output:
+        rows = 0
+        with output.create(f"{name}.{kind}") as file, table_writer(file, schema, kind) as writer:
+            for table in tables:
+                writer.write_table(table)
+                rows += len(table)
+                progress(rows)
+        return output.finish({"run": str(run.folder), "file": f"{name}.{kind}", "rows": rows, **about()})

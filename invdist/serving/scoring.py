@@ -1,56 +1,100 @@
-"""Scores of pairs by a frozen model, with a stated rule for pairs that it does not know."""
+"""Scores of pairs by a frozen model, with one rule for pairs that it does not know."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 import torch
+from torch import Tensor
 
 from invdist.models.frozen import FrozenModel
-from invdist.serving.ids import UNKNOWN, RawIds
-from invdist.serving.opened import OpenedRun
-from invdist.serving.pairs import Pairs
+from invdist.runtime.errors import UserError
+from invdist.serving.inputs import COUNTS, MatchedPairs, PairSource
+from invdist.serving.raw_ids import RawIds
+from invdist.serving.run import TrainedRun
 
-Unknown = Literal["drop", "prior"]
+Unknown = Literal["null", "prior", "drop"]
 _SCORED_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """Scores pairs of a data set, known or not.
+    """Scores pairs, known or not. A pair is unknown if the data set lacks its user or its item.
 
-    Of a pair whose user or item the data set does not have, `drop` leaves the row out and `prior` gives it the score
-    `prior`: what is known of a pair without the model.
+    There is one row for each pair given, in order. An unknown pair has no score with `null`, the score `prior` with
+    `prior`, and no row with `drop`.
     """
 
     model: FrozenModel
     users: RawIds
     items: RawIds
     prior: float
-    unknown: Unknown = "drop"
+    unknown: Unknown = "null"
 
     @classmethod
-    def of(cls, run: OpenedRun, unknown: Unknown = "drop") -> Scorer:
-        """The scorer of an opened run."""
+    def of(cls, run: TrainedRun, unknown: Unknown = "null") -> Scorer:
+        """The scorer of a run."""
+        if unknown not in get_args(Unknown):
+            raise UserError(f"unknown={unknown!r}: expected {', '.join(get_args(Unknown))}")
         return cls(run.model, run.users, run.items, run.prior, unknown)
 
-    def score(self, pairs: Pairs) -> tuple[Pairs, np.ndarray, np.ndarray]:
-        """(the rows that have a score, their scores as float32, which of them the model knows)."""
-        known = (pairs.user != UNKNOWN) & (pairs.item != UNKNOWN)
+    def score(self, pairs: MatchedPairs) -> tuple[MatchedPairs, np.ndarray, np.ndarray]:
+        """(the rows to give, their scores as float32, which of them the model knows)."""
+        known = pairs.known
         if self.unknown == "drop" and not known.all():
             pairs, known = pairs.where(known), known[known]
         scores = np.full(len(known), self.prior, np.float32)
         scores[known] = logits(self.model, pairs.user[known], pairs.item[known])
         return pairs, scores, known
 
+    def column(self, values: np.ndarray, known: np.ndarray) -> pa.Array:
+        """A column of values that follow from scores: null where there is no score."""
+        return pa.array(values, mask=~known if self.unknown == "null" else None)
 
-def logits(model: FrozenModel, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Logits (float32) of index pairs, a bounded number at a time."""
+
+class ScoreTables:
+    """Tables of scored pairs: `user`, `item` (raw), `score` (logit), `probability`, `known`; and counts of rows."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self.counts = Counter[str](dict.fromkeys((*COUNTS, "scored"), 0))
+        self.schema = pa.schema(
+            [
+                pa.field("user", scorer.users.type),
+                pa.field("item", scorer.items.type),
+                pa.field("score", pa.float32()),
+                pa.field("probability", pa.float32()),
+                pa.field("known", pa.bool_()),
+            ]
+        )
+
+    def of(self, source: PairSource) -> Iterator[pa.Table]:
+        """The tables of an input, in its order."""
+        for part in source.parts:
+            for pairs in source.read(part, self.scorer.users, self.scorer.items):
+                yield self.table(pairs)
+
+    def table(self, pairs: MatchedPairs) -> pa.Table:
+        """The table of some pairs."""
+        self.counts.update(pairs.counts)
+        pairs, score, known = self.scorer.score(pairs)
+        probability = (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
+        scores = self.scorer.column(score, known)
+        self.counts["scored"] += len(scores) - scores.null_count
+        columns = [pairs.raw_user, pairs.raw_item, scores, self.scorer.column(probability, known), pa.array(known)]
+        return pa.table(columns, schema=self.schema)
+
+
+def logits(model: Callable[[Tensor, Tensor], Tensor], user: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """Logits (float32) of pairs of indices (int64), a bounded number at a time."""
     scores = np.empty(len(user), np.float32)
     with torch.inference_mode():
         for start in range(0, len(user), _SCORED_ROWS):
             part = slice(start, start + _SCORED_ROWS)
-            scores[part] = model(torch.from_numpy(user[part]), torch.from_numpy(item[part])).numpy()
+            scores[part] = model(torch.from_numpy(user[part]), torch.from_numpy(item[part])).float().numpy()
     return scores

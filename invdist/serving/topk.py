@@ -1,8 +1,8 @@
 """The best items of each user over the whole catalogue, exactly, a batch of users at a time.
 
-The catalogue is scored in tiles small enough to stay in the cache: the scores are never written to memory, only the
-maximum of each *block* of items is. The k best items lie in the k blocks with the largest maxima, so only the items of
-those are looked at again. Against one wide product and a selection among all items this is about four times faster.
+The catalogue is scored in tiles that fit the cache; only the maximum of each *block* of items is kept. The k best items
+are in the k blocks with the largest maxima, so only the items of those blocks are scored again. This is about four
+times faster than one wide product and a selection among all items.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.nn.functional import pad
 from invdist.data.stream.observed import ObservedPairs
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
-from invdist.serving.grids import grid_of
+from invdist.serving.all_pairs import all_pairs
 
 _USERS = 256
 _TILE = 2048
 _BLOCK = 32
-_STRIDE = _TILE // _BLOCK  # items of a block are this far apart: maxima of whole vectors, not within them
+_STRIDE = _TILE // _BLOCK  # items of a block are this far apart, so that a maximum is taken over whole vectors
 _FULL_SCORES = 1 << 24
 
 
 class Best(NamedTuple):
-    """The best items of some users, row by row: users in order, items of a user from best to worst."""
+    """The best items of some users: users in the order asked, items of a user from best to worst."""
 
     user: np.ndarray
     rank: np.ndarray
@@ -43,8 +43,8 @@ class Best(NamedTuple):
 class TopK:
     """Finds the `k` best items of users, those of `seen` left out. Users with fewer unseen items get fewer.
 
-    Scores are those of the model called with the pair itself, and equal ones stand in order of item index. Which of
-    equals is left out at the end of the list is not said.
+    Scores are those of the model called with the pair itself. Equal scores are ordered by item index; which of several
+    equal ones is the last of the list is not defined.
     """
 
     def __init__(self, model: FrozenModel, k: int, seen: ObservedPairs | None = None) -> None:
@@ -54,19 +54,19 @@ class TopK:
         if k > self.items:
             raise UserError(f"k={k} is more than the {self.items} items of the catalogue")
         self.model, self.k, self.seen = model, k, seen
-        self._grid = grid_of(model.backbone)
+        self._all_pairs = all_pairs(model.backbone)
         with torch.inference_mode():
             tiles = pad(model.item, (0, 0, 0, -self.items % _TILE)).split(_TILE)
-            self._tiles = [self._grid.items(tile) for tile in tiles]
-        # Half of the catalogue would be candidates: then every item is one.
+            self._tiles = [self._all_pairs.items(tile) for tile in tiles]
+        # Where half of the catalogue would be candidates, every item is one.
         self._by_blocks = k * _BLOCK * 2 < self.items
 
     def of(self, users: np.ndarray) -> Generator[Best, None, None]:
         """The best items of `users` (int64 indices), batch after batch, in their order."""
         size = _USERS if self._by_blocks else max(1, _FULL_SCORES // (len(self._tiles) * _TILE))
         batches = (torch.from_numpy(users[start : start + size]) for start in range(0, len(users), size))
-        # A batch is the work of one thread. Torch would divide every small product among all threads instead, which
-        # then wait for each other thousands of times.
+        # One thread per batch. Torch would instead divide every small product among all threads, which would then wait
+        # for each other thousands of times.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -94,14 +94,14 @@ class TopK:
         return Best(user.numpy()[row], rank.astype(np.int32), item[order], score[order])
 
     def _candidates(self, user: Tensor) -> Tensor:
-        """Items `[users, c]`, c >= k, among which the k best unseen ones of each user are; -1 for none."""
-        rows = self._grid.users(self.model.user[user])
+        """Items `[users, c]`, c >= k, that contain the k best unseen ones of each user; -1 for none."""
+        rows = self._all_pairs.users(self.model.user[user])
         kept = []
         for number, (tile, seen) in enumerate(zip(self._tiles, self._seen(user), strict=True)):
-            scores = self._grid.logits(rows, tile)
+            scores = self._all_pairs.logits(rows, tile)
             scores.view(-1)[seen] = -torch.inf
             if number == len(self._tiles) - 1:
-                scores[:, self.items - number * _TILE :] = -torch.inf  # what fills up the last tile is no item
+                scores[:, self.items - number * _TILE :] = -torch.inf  # padding, no items
             kept.append(scores.unflatten(1, (_BLOCK, _STRIDE)).amax(1) if self._by_blocks else scores)
         if not self._by_blocks:
             best = torch.cat(kept, 1).topk(self.k, sorted=False).indices
@@ -112,7 +112,7 @@ class TopK:
         return torch.where(candidates < self.items, candidates, -1)
 
     def _scores(self, user: Tensor, candidates: Tensor) -> Tensor:
-        """The model's own scores of candidates; -inf for those that are seen, or none."""
+        """The model's own scores of candidates; -inf for seen ones and for none."""
         user, item = user.repeat_interleave(candidates.shape[1]), candidates.flatten()
         out = item < 0
         item = item.clamp(min=0)
@@ -121,7 +121,7 @@ class TopK:
         return self.model(user, item).masked_fill_(out, -torch.inf).view_as(candidates)
 
     def _seen(self, user: Tensor) -> list[Tensor]:
-        """Where in each tile the seen items of these users are, as flat places."""
+        """Flat positions in each tile of the seen items of these users."""
         if self.seen is None:
             return [torch.empty(0, dtype=torch.int64)] * len(self._tiles)
         first, end = self.seen.offsets[user.numpy()], self.seen.offsets[user.numpy() + 1]

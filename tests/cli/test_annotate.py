@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.metrics import precision_score, recall_score, roc_auc_score
+from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
 
 from invdist.cli import annotate, prepare
 from invdist.data.dataset import Dataset
 from invdist.runtime.private_ray import PrivateRay
-from invdist.training.scoring import score_pairs
-from invdist.training.trained import open_trained
+from invdist.serving.calibration import first_half
 from tests.conftest import REPOSITORY
+from tests.runs import scores_of_training
 
-COLUMNS = ["user", "item", "score", "w1", "w0", "label", "confidence"]
+COLUMNS = ["user", "item", "score", "w1", "w0", "label", "confidence", "known"]
 
 
 def _manifest(folder: Path) -> dict:
@@ -54,12 +54,13 @@ def annotated(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_annotations_are_the_paper_s_formula_of_the_model_s_scores(annotated: Path, trained_run: Path) -> None:
+def test_annotations_are_the_paper_s_formula_of_the_model_s_scores(
+    annotated: Path, trained_run: Path, tiny_data: Path
+) -> None:
     table = _table(annotated)
     assert table.column_names == COLUMNS
-    with open_trained(trained_run) as trained:
-        unclear = trained.dataset.read("unclear")
-        scores = score_pairs(trained.strategy, unclear["user"].to_numpy(), unclear["item"].to_numpy(), 1000)
+    unclear = Dataset.open(str(tiny_data)).read("unclear")
+    scores = scores_of_training(trained_run, unclear["user"].to_numpy(), unclear["item"].to_numpy())
     s = scores.astype(np.float64)
     l1, l0 = np.logaddexp(0, -s), np.logaddexp(0, s)
     w1 = (l0 / l1) / (l0 / l1 + l1 / l0)
@@ -79,31 +80,52 @@ def test_the_auc_against_truth_is_that_of_scikit_learn(annotated: Path, tiny_dat
     assert expected > 0.6  # the labels it learned from are of the same users and items
 
 
-def test_a_calibrated_threshold_is_used_and_told(
+def test_a_calibrated_threshold_is_measured_on_rows_it_was_not_chosen_on(
     trained_run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = Dataset.open(str(tiny_data)).read("training_test")
+    dataset = Dataset.open(str(tiny_data))
+    pairs = dataset.read("valid")
     pq.write_table(pairs.select(["user", "item"]), tmp_path / "p.parquet")
     given = ("--run", trained_run, "--input", tmp_path / "p.parquet", "--output", tmp_path / "out")
     assert _annotate(*given, "--calibrate", "--precision", "0.75") == 0
-    told = _manifest(tmp_path / "out")["calibration"]["training_test"]
+    figures = _manifest(tmp_path / "out")["calibration"]
     label, called = pairs["label"].to_numpy(), _table(tmp_path / "out")["label"].to_numpy()
-    assert told["precision"] == pytest.approx(precision_score(label, called))
-    assert told["precision"] >= 0.75
-    assert told["recall"] == pytest.approx(recall_score(label, called))
+    user, item = (pairs[name].to_numpy().astype(np.int64) for name in ("user", "item"))
+    half = first_half(user, item, dataset.items)
+    for rows, name in ((half, "chosen_on"), (~half, "measured_on")):
+        assert figures[name]["rows"] == rows.sum() > 100
+        assert figures[name]["precision"] == pytest.approx(precision_score(label[rows], called[rows]))
+        assert figures[name]["recall"] == pytest.approx(recall_score(label[rows], called[rows]))
+        assert figures[name]["f1"] == pytest.approx(f1_score(label[rows], called[rows]))
+    assert figures["chosen_on"]["precision"] >= 0.75
+    measured = figures["measured_on"]
     printed = capsys.readouterr().out
-    assert f"precision {told['precision']:.4f}, recall {told['recall']:.4f}" in printed
-    assert "valid" in printed
+    assert f"precision {measured['precision']:.4f}, recall {measured['recall']:.4f}" in printed
+    assert "measured on" in printed
 
 
-def test_unknown_pairs_are_counted_and_left_out(
+def test_unknown_pairs_have_a_row_without_a_label(
     trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = _pairs(tmp_path)
     assert _annotate("--run", trained_run, "--input", log, "--output", tmp_path / "out") == 0
-    counts = _manifest(tmp_path / "out")["counts"]
+    counts, table = _manifest(tmp_path / "out")["counts"], _table(tmp_path / "out")
     assert (counts["rows"], counts["unknown_users"], counts["unknown_items"]) == (1000, 100, 50)
-    assert counts["annotated"] == len(_table(tmp_path / "out")) == 900
+    assert table.select(["user", "item"]).equals(pq.read_table(log))
+    known = np.arange(1000) % 10 != 9
+    assert counts["annotated"] == known.sum() == 900
+    for name in ("score", "w1", "w0", "label", "confidence"):
+        np.testing.assert_array_equal(table[name].is_valid().to_numpy(), known)
+    assert table["known"].to_pylist() == known.tolist()
+    told = "100 with an unknown user and 50 with an unknown item (without a score)"
+    assert told in capsys.readouterr().out
+
+
+def test_unknown_pairs_can_be_left_out(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--run", trained_run, "--input", _pairs(tmp_path), "--output", tmp_path / "out")
+    assert _annotate(*given, "--unknown", "drop") == 0
+    counts = _manifest(tmp_path / "out")["counts"]
+    assert counts["annotated"] == counts["written"] == len(_table(tmp_path / "out")) == 900
     assert "100 with an unknown user and 50 with an unknown item (left out)" in capsys.readouterr().out
 
 
@@ -116,6 +138,36 @@ def test_unknown_pairs_can_be_scored_by_the_prior(trained_run: Path, tmp_path: P
     assert known.sum() == 900
     assert len(set(table["score"].to_numpy()[~known].tolist())) == 1
     assert table["user"].to_pylist()[9] == 10_000
+
+
+def test_a_full_disk_is_reported_with_what_is_kept(trained_run: Path, tmp_path: Path) -> None:
+    log = _pairs(tmp_path, 40_000, 20_000)
+    given = [
+        "--run",
+        trained_run,
+        "--input",
+        log,
+        "--output",
+        tmp_path / "out",
+        "--part-rows",
+        "20000",
+        "--workers",
+        "0",
+    ]
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000)); "
+        "from invdist.cli.annotate import main; sys.exit(main(sys.argv[1:]))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, given)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert "no room on the disk" in done.stderr
+    assert f"finished parts are kept in {tmp_path / 'out'}.partial: repeat the command to continue" in done.stderr
+    assert not list((tmp_path / "out.partial").glob(".*"))
+    assert annotate.main(list(map(str, given))) == 0
+    assert len(_table(tmp_path / "out")) == 40_000
 
 
 def test_ray_gives_the_same_as_one_process(ray_cluster: PrivateRay, trained_run: Path, tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ from safetensors.numpy import load_file
 
 from invdist.cli import export
 from invdist.data.dataset import Dataset
-from invdist.serving.exporting import scoring_program
-from invdist.serving.opened import open_run
+from invdist.serving.export import scoring_program
+from invdist.serving.run import open_run
 from invdist.serving.scoring import logits
-from invdist.training.trained import open_trained
-from tests.runs import train_here
+from tests.runs import train_here, trained_strategy
 
 CLEAN = """
 import sys
@@ -62,8 +61,8 @@ def test_the_program_scores_without_invdist(exported: Path, trained_run: Path) -
 
 def test_the_tensors_are_those_of_the_checkpoint(exported: Path, trained_run: Path) -> None:
     tensors = load_file(exported / "model.safetensors")
-    with open_trained(trained_run) as trained:
-        model = trained.strategy.model
+    with trained_strategy(trained_run) as strategy:
+        model = strategy.model
         rows = np.concatenate([tensors["user"], tensors["item"]])
         np.testing.assert_array_equal(rows, model.rows.local_rows.numpy())
         for name, value in model.backbone.state_dict().items():
@@ -78,6 +77,8 @@ def test_the_card_says_what_it_is(exported: Path, trained_run: Path, tiny_data: 
     assert card["dataset"]["fingerprint"] == dataset.fingerprint
     assert card["config"]["rows"]["dim"] == 8
     assert (card["method"], card["model"]) == ("ig", "gmf")
+    assert card["checkpoint"]["epoch"] == final["best_epoch"]  # counted as in the terminal and the report
+    assert card["checkpoint"]["step"] == int(final["checkpoint"][-9:])
     for name, entry in card["files"].items():
         content = (exported / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
@@ -95,3 +96,14 @@ def test_every_kind_of_model_becomes_a_program(tiny_data: Path, tmp_path: Path, 
 def test_an_export_is_not_overwritten(exported: Path, trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main(["--run", str(trained_run), "--output", str(exported)]) == 2
     assert "is already there" in capsys.readouterr().err
+
+
+def test_the_card_of_another_checkpoint_has_not_the_metrics_of_the_best(trained_run: Path, tmp_path: Path) -> None:
+    best = open_run(trained_run).checkpoint.step
+    steps = [int(folder.name[5:]) for folder in (trained_run / "checkpoints").glob("step-*")]
+    other = next(step for step in steps if step != best)
+    given = ["--run", str(trained_run), "--output", str(tmp_path / "out"), "--checkpoint", str(other)]
+    assert export.main(given) == 0
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["checkpoint"]["step"] == other
+    assert card["metrics"] == {"valid": None, "test": None}

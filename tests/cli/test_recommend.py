@@ -1,9 +1,8 @@
-"""`invdist recommend` and `invdist score`: raw ids in every format, against scoring every pair with the strategy."""
+"""`invdist recommend`: raw ids in every format, against scoring every pair with the strategy."""
 
 from __future__ import annotations
 
 import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from invdist.bench import recommend as bench
-from invdist.cli import recommend, score
-from invdist.training.scoring import score_pairs
-from invdist.training.trained import open_trained
-
-
-@pytest.fixture(scope="module")
-def every_score(trained_run: Path) -> np.ndarray:
-    """Scores of all pairs `[users, items]`, by the strategy itself."""
-    with open_trained(trained_run) as trained:
-        users, items = trained.dataset.users, trained.dataset.items
-        pairs = np.divmod(np.arange(users * items), items)
-        return score_pairs(trained.strategy, *pairs, 65536).reshape(users, items)
+from invdist.cli import recommend
+from invdist.data.dataset import Dataset
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -46,15 +35,14 @@ def _recommend(*arguments: str | int | Path) -> int:
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_the_best_unseen_items_of_every_user(
-    trained_run: Path, every_score: np.ndarray, tmp_path: Path, kind: str
+    trained_run: Path, tiny_data: Path, every_score: np.ndarray, tmp_path: Path, kind: str
 ) -> None:
     assert _recommend("--run", trained_run, "--k", 5, "--format", kind, "--output", tmp_path / "out") == 0
     rows = _rows(tmp_path / "out")
-    with open_trained(trained_run) as trained:
-        seen = every_score.copy()
-        for split in ("train", "training_test"):
-            table = trained.dataset.read(split)
-            seen[table["user"].to_numpy(), table["item"].to_numpy()] = -np.inf
+    seen = every_score.copy()
+    for split in ("train", "training_test"):
+        table = Dataset.open(str(tiny_data)).read(split)
+        seen[table["user"].to_numpy(), table["item"].to_numpy()] = -np.inf
     expected = -np.sort(-seen, axis=1)[:, :5]
     assert [row["user"] for row in rows] == np.repeat(np.arange(len(seen)), 5).tolist()
     assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5] * len(seen)
@@ -63,23 +51,23 @@ def test_the_best_unseen_items_of_every_user(
 
 
 def test_given_users_and_what_counts_as_seen(
-    trained_run: Path, every_score: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_run: Path, tiny_data: Path, every_score: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "users.csv").write_text("id\n7\n3\n9999\n")
     given = ("--run", trained_run, "--k", 1, "--users", tmp_path / "users.csv", "--user-column", "id")
-    assert _recommend(*given, "--seen", "nothing", "--output", tmp_path / "all") == 0
-    assert "1 users are not in the run's data set, such as '9999'; they are left out" in capsys.readouterr().err
+    assert _recommend(*given, "--seen", "nothing", "--unknown", "drop", "--output", tmp_path / "all") == 0
+    assert "1 users are not in the run's data set, such as '9999' (left out)" in capsys.readouterr().err
     rows = _rows(tmp_path / "all")
     assert [row["user"] for row in rows] == [7, 3]
     assert [row["item"] for row in rows] == every_score[[7, 3]].argmax(1).tolist()
     splits = ["train", "training_test", "valid", "test", "unclear"]
     assert _recommend(*given[:2], "--k", 300, "--output", tmp_path / "rest", "--seen", *splits) == 0
-    with open_trained(trained_run) as trained:
-        seen = {
-            pair
-            for split in splits
-            for pair in zip(*trained.dataset.read(split, ["user", "item"]).to_pydict().values(), strict=True)
-        }
+    dataset = Dataset.open(str(tiny_data))
+    seen = {
+        pair
+        for split in splits
+        for pair in zip(*dataset.read(split, ["user", "item"]).to_pydict().values(), strict=True)
+    }
     found = {(row["user"], row["item"]) for row in _rows(tmp_path / "rest")}
     assert not found & seen
     assert len(found) + len(seen) == every_score.size
@@ -93,29 +81,26 @@ def test_what_cannot_be_recommended(trained_run: Path, tmp_path: Path, capsys: p
     assert "k=301 is more than the 300 items" in error("--k", 301, "--output", tmp_path / "out")
     assert "is already there" in error("--output", tmp_path)
     (tmp_path / "users.csv").write_text("user\nnobody\n")
-    given = ("--users", tmp_path / "users.csv", "--output", tmp_path / "out")
+    given = ("--users", tmp_path / "users.csv", "--output", tmp_path / "out", "--unknown", "drop")
     assert "such as 'nobody'; none is left to recommend to" in error(*given)
     assert "column user is missing" not in error(*given)
     assert not (tmp_path / "out").exists()
 
 
-def test_scores_of_given_pairs(
-    trained_run: Path, every_score: np.ndarray, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+def test_an_unknown_user_has_one_row_in_its_place(
+    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "p.csv").write_text("item,user\n5,1\n6,2\n6,77777\n")
-    assert score.main(["--run", str(trained_run), "--input", str(tmp_path / "p.csv")]) == 0
-    printed = capfdbinary.readouterr()
-    rows = list(csv.DictReader(io.StringIO(printed.out.decode())))
-    assert [(row["user"], row["item"]) for row in rows] == [("1", "5"), ("2", "6")]
-    expected = every_score[[1, 2], [5, 6]]
-    np.testing.assert_allclose([float(row["score"]) for row in rows], expected, atol=1e-5)
-    np.testing.assert_allclose([float(row["probability"]) for row in rows], 1 / (1 + np.exp(-expected)), atol=1e-5)
-    assert b"1 with an unknown user" in printed.err
-    given = ["--run", str(trained_run), "--input", str(tmp_path / "p.csv"), "--output", str(tmp_path / "out")]
-    assert score.main([*given, "--format", "jsonl"]) == 0
-    written = [json.loads(line) for line in (tmp_path / "out" / "scores.jsonl").read_text().splitlines()]
-    assert [row["score"] for row in written] == pytest.approx([float(row["score"]) for row in rows], abs=1e-6)
-    assert score.main(given) == 2
+    (tmp_path / "users.csv").write_text("user\n9999\n7\n8888\n3\nnobody\n7\n8888\n7777\n")
+    given = ("--run", trained_run, "--k", 2, "--users", tmp_path / "users.csv", "--output", tmp_path / "out")
+    assert _recommend(*given) == 0
+    table = pq.read_table(tmp_path / "out" / "recommendations.parquet")
+    assert table["user"].to_pylist() == [9999, 7, 7, 8888, 3, 3, None, 7777]  # "nobody" is no number
+    unknown = [True, False, False, True, False, False, True, True]
+    for name in ("rank", "item", "score"):
+        assert table[name].is_null().to_pylist() == unknown
+    told = "4 users are not in the run's data set, such as '9999' (without an item)"
+    assert told in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["unknown_users"] == 4
 
 
 def test_the_benchmark_ranks_what_it_says() -> None:

@@ -9,8 +9,10 @@ import pytest
 from sklearn.metrics import f1_score, precision_recall_curve, precision_score, recall_score
 
 from invdist.runtime.errors import UserError
-from invdist.serving.calibration import calibrate, choose_threshold, quality
-from invdist.serving.opened import open_run
+from invdist.serving.annotation import soft_labels
+from invdist.serving.calibration import calibrate, choose_threshold, first_half, quality
+from invdist.serving.run import open_run
+from invdist.serving.scoring import logits
 
 
 def _rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -51,10 +53,30 @@ def test_quality_is_that_of_scikit_learn() -> None:
     assert np.isnan(quality(w1, label, 2.0).precision)
 
 
-def test_a_run_is_calibrated_on_training_test_and_told_on_valid(trained_run: Path) -> None:
+def test_a_run_is_calibrated_on_one_half_of_valid_and_measured_on_the_other(trained_run: Path) -> None:
     run = open_run(trained_run)
     found = calibrate(run.model, run.dataset)
-    assert found.training_test.rows == run.dataset.rows["training_test"]
-    assert found.valid is not None
-    assert found.valid.rows == run.dataset.rows["valid"]
+    assert found == calibrate(run.model, run.dataset)
     assert 0 < found.threshold < 1
+    table = run.dataset.read("valid")
+    user, item = (table[name].to_numpy().astype(np.int64) for name in ("user", "item"))
+    half = first_half(user, item, run.dataset.items)
+    assert 0.4 < half.mean() < 0.6
+    w1, _ = soft_labels(logits(run.model, user, item))
+    label = table["label"].to_numpy()
+    assert found.threshold == choose_threshold(w1[half], label[half])
+    assert found.measured_on == quality(w1[~half], label[~half], found.threshold)
+
+
+def test_the_half_of_a_pair_does_not_depend_on_other_pairs() -> None:
+    user, item = np.divmod(np.arange(3000), 60)
+    order = np.random.default_rng(0).permutation(3000)[:500]
+    np.testing.assert_array_equal(first_half(user, item, 60)[order], first_half(user[order], item[order], 60))
+
+
+def test_no_validation_rows_to_calibrate_on(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_run(trained_run)
+    read = run.dataset.read
+    monkeypatch.setattr(run.dataset, "read", lambda split: read(split).slice(0, 0))
+    with pytest.raises(UserError, match=r"too few validation rows to calibrate on .* give a --threshold"):
+        calibrate(run.model, run.dataset)

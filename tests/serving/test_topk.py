@@ -13,7 +13,7 @@ from invdist.data.stream.observed import ObservedPairs
 from invdist.models.backbone import Backbone
 from invdist.models.frozen import Additive, FrozenModel
 from invdist.runtime.errors import UserError
-from invdist.serving.grids import Pairwise, grid_of
+from invdist.serving.all_pairs import Pairwise, all_pairs
 from invdist.serving.topk import TopK
 
 USERS = 300
@@ -52,12 +52,12 @@ def _brute_force(model: FrozenModel, user: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["gmf", "gmf+bias", "neumf", "neumf+bias", "means", "odd"])
-def test_a_grid_is_every_pair_by_itself(kind: str) -> None:
+def test_all_pairs_are_every_pair_by_itself(kind: str) -> None:
     model = _model(kind, 700)
-    grid = grid_of(model.backbone)
-    assert isinstance(grid, Pairwise) == (kind == "odd")
+    form = all_pairs(model.backbone)
+    assert isinstance(form, Pairwise) == (kind == "odd")
     with torch.inference_mode():
-        logits = grid.logits(grid.users(model.user[:40]), grid.items(model.item))
+        logits = form.logits(form.users(model.user[:40]), form.items(model.item))
     expected = np.stack([_brute_force(model, user) for user in range(40)])
     np.testing.assert_allclose(logits.numpy(), expected, atol=1e-5)
 

@@ -13,7 +13,7 @@ from invdist.config.registry import STRATEGIES
 from invdist.data.stream.batches import Batch
 from invdist.learning.strategy import Setting, Strategy
 from invdist.models.build import ModelSpec, build_recommender
-from invdist.training.trained import single_rank
+from invdist.runtime.process import single_rank
 
 USERS, ITEMS, ROWS = 23, 31, 24
 

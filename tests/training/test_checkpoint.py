@@ -150,6 +150,50 @@ def test_damage_is_named_and_passed_over_only_when_told(tmp_path: Path, strategy
     assert (tmp_path / "step-000000002.abandoned").is_dir()
 
 
+def test_a_checkpoint_is_selected_by_name_or_step(tmp_path: Path, strategy: Strategy) -> None:
+    store = CheckpointStore(tmp_path, None, keep_last=9)
+    with pytest.raises(UserError, match="has no checkpoint"):
+        store.select("last")
+    for step, metric in enumerate([None, 0.9, 0.5]):
+        save(store, strategy, step, metric)
+    assert [store.select(which).step for which in ("best", "last", 0, "0", 2)] == [1, 2, 0, 0, 2]
+    for which in ("newest", 7, "-1", "1.0", ""):
+        with pytest.raises(UserError, match=rf"--checkpoint {which}: expected best, last or a step of .*: 0, 1, 2$"):
+            store.select(which)
+    unmeasured = CheckpointStore(tmp_path / "unmeasured", None)
+    save(unmeasured, strategy, 4)
+    save(unmeasured, strategy, 5)
+    assert unmeasured.select("best").step == 5
+
+
+@pytest.mark.parametrize("way", ["truncate", "unlink", "link", "manifest", "flip"])
+def test_a_damaged_choice_is_never_replaced_by_another(tmp_path: Path, strategy: Strategy, way: str) -> None:
+    store = CheckpointStore(tmp_path / "of run", None, keep_last=9)
+    for step, metric in enumerate([0.5, 0.9, 0.7]):
+        save(store, strategy, step, metric)
+    file = tmp_path / "of run/step-000000001/rank-0.safetensors"
+    if way == "truncate":
+        os.truncate(file, 100)
+    elif way == "manifest":
+        (file.parent / "manifest.json").write_text("{")
+    elif way == "flip":
+        flip(file)
+    else:
+        file.rename(tmp_path / "elsewhere")
+        if way == "link":
+            file.symlink_to(tmp_path / "elsewhere")
+    for which in ("best", 1):
+        with pytest.raises(DamagedCheckpoint, match=r"; choose an intact one with --checkpoint STEP: 0, 2$"):
+            store.select(which).read_rows("user", slice(None))
+    assert store.select("last").step == 2
+    assert store.select(0).read_rows("user", slice(None)).shape == (USERS, 40)
+    os.truncate(tmp_path / "of run/step-000000002/rank-0.safetensors", 100)
+    if way != "manifest":  # whose metric would be needed
+        os.truncate(tmp_path / "of run/step-000000000/rank-0.safetensors", 100)
+        with pytest.raises(DamagedCheckpoint, match=r"; no other is intact$"):
+            store.select("best").read_rows("user", slice(None))
+
+
 def test_load_gives_up_when_none_is_whole(tmp_path: Path, strategy: Strategy) -> None:
     store = CheckpointStore(tmp_path, None)
     for step in range(2):

@@ -16,9 +16,9 @@ import torch
 from invdist import config as configs
 from invdist.cli import prepare
 from invdist.runtime.errors import UserError
+from invdist.runtime.process import single_rank
 from invdist.training import trainer as loop
 from invdist.training.run_folder import STOP_FILE
-from invdist.training.trained import single_rank
 from invdist.training.trainer import Trainer
 from tests.distributed import run_ranks
 

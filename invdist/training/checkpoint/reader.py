@@ -25,6 +25,8 @@ class CheckpointInfo:
 
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
+        self.advice = "use an older checkpoint"
+        """What to do if a file turns out to be damaged, for the message."""
         self._cache: dict[str, dict[str, Tensor]] = {}
 
     @property
@@ -96,6 +98,11 @@ class CheckpointInfo:
         """The replicated state of the strategy, as `strategy.load_state` wants it."""
         return {name: self.read(f"strategy/{name}") for name in self.names("strategy/")}
 
+    def verify(self) -> None:
+        """Compares every file with its checksum, also those nobody reads; `DamagedCheckpoint` if one differs."""
+        for name in self.manifest.files:
+            self._file(name)
+
     def _part(self, name: str, part: Part) -> Tensor:
         """A part as a matrix."""
         entry = self.manifest.tensors[name]
@@ -119,7 +126,7 @@ class CheckpointInfo:
         except OSError as error:
             raise DamagedCheckpoint(f"cannot read {where}: {error}") from error
         if len(content) != expected.bytes or hashlib.sha256(content).hexdigest() != expected.sha256:
-            raise DamagedCheckpoint(f"{where} is damaged: its checksum is not the manifest's; use an older checkpoint")
+            raise DamagedCheckpoint(f"{where} is damaged: its checksum is not the manifest's; {self.advice}")
         try:
             tensors = safetensors.decode(content)
         except (ValueError, RecursionError) as error:
@@ -130,8 +137,11 @@ class CheckpointInfo:
         return tensors
 
 
-def open_checkpoint(folder: Folder) -> CheckpointInfo | None:
-    """The checkpoint in a folder; None if none was committed there, `DamagedCheckpoint` if one was and is not whole."""
+def open_checkpoint(folder: Folder, *, whole: bool = True) -> CheckpointInfo | None:
+    """The checkpoint in a folder, None if none was committed there; `DamagedCheckpoint` if its manifest is wrong.
+
+    With `whole` (the default) its files must also be there and have the right sizes.
+    """
     try:
         sizes = folder.files()
         if MANIFEST not in sizes:
@@ -143,13 +153,11 @@ def open_checkpoint(folder: Folder) -> CheckpointInfo | None:
     except OSError as error:
         raise DamagedCheckpoint(f"cannot read {folder}: {error}") from error
     manifest = parse(text, f"{folder}/{MANIFEST}")
-    for name, entry in manifest.files.items():
+    for name, entry in manifest.files.items() if whole else ():
         if name not in sizes:
-            raise DamagedCheckpoint(f"{folder}/{name} is missing (or not a plain file); the checkpoint is not whole")
+            raise DamagedCheckpoint(f"{folder}/{name} is missing (or not a plain file)")
         if sizes[name] != entry.bytes:
-            raise DamagedCheckpoint(
-                f"{folder}/{name} has {sizes[name]} bytes, the manifest says {entry.bytes}; use an older checkpoint"
-            )
+            raise DamagedCheckpoint(f"{folder}/{name} has {sizes[name]} bytes, the manifest says {entry.bytes}")
     return CheckpointInfo(folder, manifest)
 
 

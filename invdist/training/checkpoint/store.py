@@ -23,20 +23,20 @@ from invdist.learning.strategy import Strategy
 from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder, describe_os_error
+from invdist.training.checkpoint.folder import COMMITTED, CheckpointFolder, best_first, folder_name
 from invdist.training.checkpoint.manifest import MANIFEST, DamagedCheckpoint, Position, dump, parse
 from invdist.training.checkpoint.pieces import Piece, pieces, restore
 from invdist.training.checkpoint.ranks import Ranks
-from invdist.training.checkpoint.reader import CheckpointInfo, open_checkpoint
+from invdist.training.checkpoint.reader import CheckpointInfo
 from invdist.training.checkpoint.writer import Snapshot, merge, write_pieces
 
 _log = logging.getLogger(__name__)
-_COMMITTED = re.compile(r"step-\d{9,15}")
 _PARTIAL = ".partial"
 _LEFTOVER = re.compile(r"step-\d{9,15}(\.old)?\.partial")
 _SHARE = "the folder must be on a filesystem that all ranks share"
 
 
-class CheckpointStore:
+class CheckpointStore(CheckpointFolder):
     """Saves and loads the checkpoints in one folder (or URI) that all ranks see.
 
     Every rank makes one at the same time and calls `save`, `wait` and `load` in step with the others. Larger metrics
@@ -54,7 +54,7 @@ class CheckpointStore:
         asynchronous: bool = True,
         timeout_s: float = 1800.0,
     ) -> None:
-        self.folder = folder if isinstance(folder, Folder) else Folder.at(folder)
+        super().__init__(folder)
         self.keep_last, self.keep_best, self.asynchronous = max(1, keep_last), keep_best, asynchronous
         self._ranks = Ranks(comm, timeout_s)
         self._snapshot = Snapshot()
@@ -111,7 +111,7 @@ class CheckpointStore:
     def _write(self, head: dict[str, Any], written: Iterable[Piece]) -> None:
         """All of a save but the copy; what goes wrong on any rank becomes the failure of every rank."""
         step = head["position"]["global_step"]
-        name = f"step-{step:09d}"
+        name = folder_name(step)
         target = self.folder.child(name + _PARTIAL if self.folder.local else name)
         kind: type[Exception] = UserError
         try:
@@ -152,7 +152,7 @@ class CheckpointStore:
         self.folder.make()
         for name in self.folder.folders():
             folder = self.folder.child(name)
-            unfinished = not self.folder.local and _COMMITTED.fullmatch(name) and MANIFEST not in folder.files()
+            unfinished = not self.folder.local and COMMITTED.fullmatch(name) and MANIFEST not in folder.files()
             if _LEFTOVER.fullmatch(name) or unfinished:
                 folder.remove()
         if not self.folder.local:
@@ -186,11 +186,11 @@ class CheckpointStore:
 
     def _retain(self, step: int) -> None:
         """Removes all but the newest and the best; what lies beyond `step` is of a course that was left."""
-        present = [info for info in self._intact() if info.step <= step]
-        kept = present[-self.keep_last :] + _best_first(present)[: self.keep_best]
-        for name in self._committed():
-            if int(name.removeprefix("step-")) > step:
-                self._set_aside(name)
+        present = [info for info in self.intact() if info.step <= step]
+        kept = present[-self.keep_last :] + best_first(present)[: self.keep_best]
+        for later in self.steps():
+            if later > step:
+                self._set_aside(folder_name(later))
         for info in present:
             if info not in kept:
                 self._discard(info.folder)
@@ -216,52 +216,6 @@ class CheckpointStore:
         self.folder.child(f"{name}.abandoned").remove()
         self.folder.child(name).rename(f"{name}.abandoned")
 
-    # Finding
-
-    def list(self) -> list[CheckpointInfo]:
-        """All committed checkpoints, oldest first; raises `DamagedCheckpoint` for one that is not whole."""
-        names = sorted(self._committed())
-        return [info for name in names if (info := open_checkpoint(self.folder.child(name))) is not None]
-
-    def latest(self, *, valid_only: bool = False) -> CheckpointInfo | None:
-        """The newest checkpoint, None if there is none.
-
-        Raises `DamagedCheckpoint` if the newest is not whole; `valid_only` passes over those instead. Checksums are
-        checked by `load`.
-        """
-        if valid_only:
-            return next(iter(reversed(self._intact())), None)
-        for name in sorted(self._committed(), reverse=True):
-            info = open_checkpoint(self.folder.child(name))
-            if info is not None:
-                return info
-        return None
-
-    def newest_step(self) -> int | None:
-        """The step of the newest checkpoint, whole or not."""
-        return max((int(name.removeprefix("step-")) for name in self._committed()), default=None)
-
-    def best(self) -> CheckpointInfo | None:
-        """The checkpoint with the best metric, None if none has one."""
-        return next(iter(_best_first(self._intact())), None)
-
-    def _committed(self) -> list[str]:
-        try:
-            return [name for name in self.folder.folders() if _COMMITTED.fullmatch(name)]
-        except OSError as error:
-            raise UserError(f"cannot look into {self.folder}: {error}") from error
-
-    def _intact(self) -> list[CheckpointInfo]:
-        found = []
-        for name in sorted(self._committed()):
-            try:
-                info = open_checkpoint(self.folder.child(name))
-            except UserError as error:
-                _log.warning("passed over: %s", error)
-            else:
-                found += [info] if info is not None else []
-        return found
-
     # Loading
 
     def load(
@@ -274,7 +228,7 @@ class CheckpointStore:
         a checkpoint of another model is an error all the same.
         """
         self.wait()
-        older = [other for other in reversed(self._intact()) if other.step < info.step] if fallback else []
+        older = [other for other in reversed(self.intact()) if other.step < info.step] if fallback else []
         for candidate in [info, *older]:
             word = _attempt(lambda candidate=candidate: restore(candidate, model, strategy))
             words = self._ranks.gather({**word, "path": candidate.path})
@@ -293,12 +247,6 @@ class CheckpointStore:
 
 def _name(folder: Folder) -> str:
     return folder.path.rpartition("/")[2]
-
-
-def _best_first(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Those with a metric, best first; of equals the older, which the training loop calls the best epoch."""
-    measured = [(-info.metric, info.step, info) for info in found if info.metric is not None]
-    return [info for *_, info in sorted(measured, key=lambda entry: entry[:2])]
 
 
 def _attempt(action: Callable[[], Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Logits of every user with every item, computed as what they are: matrix products.
+"""Logits of every user with every item, computed as matrix products.
 
-`grid_of(backbone)` gives the form of a backbone. One that is not known here is called with all pairs of a tile, which
-is right and slow; to make it fast, register a form.
+`all_pairs(backbone)` gives the form of a backbone. One that is not registered here is called with all pairs of a tile,
+which is correct and slow; to make it fast, register a form.
 
-Shapes: rows of users `[u, columns]`, of items `[n, columns]`, logits `[u, n]`.
+Shapes: embeddings of users `[u, columns]`, of items `[n, columns]`, logits `[u, n]`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from invdist.models.backbones.neumf import NeuMF
 from invdist.models.frozen import Additive
 
 _TILE_VALUES = 1 << 19
-"""Numbers in the widest intermediate of a tile: 2 MB, which a core's cache can hold."""
+"""Numbers in the widest intermediate of a tile: 2 MB, which fits the cache of a core."""
 
 
-class Grid(Protocol):
-    """How all pairs of some users and items are scored. Both sides are prepared once, then combined."""
+class AllPairs(Protocol):
+    """Scores all pairs of some users and items. Both sides are prepared once, then combined."""
 
     def users(self, rows: Tensor) -> Any:
         """Users, prepared; `logits` takes the result for any range of users at a time."""
@@ -42,7 +42,7 @@ class Grid(Protocol):
 class Product:
     """A logit that is an inner product: one matrix multiply for all pairs.
 
-    GMF: `(u * w) . i + b`, with a bias column of each side `+ ub + ib`. The additions are columns of the product too:
+    GMF: `(u * w) . i + b`, with a bias column of each side `+ ub + ib`. The additions become columns of the product:
     `[u * w, ub + b, 1] . [i, 1, ib]`.
     """
 
@@ -68,7 +68,7 @@ class Product:
 
 
 class Tower:
-    """NeuMF: the first layer is linear in (user, item), so both sides go through it once, not once a pair.
+    """NeuMF: the first layer is linear in (user, item), so each side passes it once, not once per pair.
 
     The rest of the tower runs over tiles of items; the product part and the output's constant are a `Product`.
     """
@@ -115,11 +115,11 @@ class Pairwise:
         self.backbone = backbone
 
     def users(self, rows: Tensor) -> Tensor:
-        """The rows as they are."""
+        """Unchanged."""
         return rows
 
     def items(self, rows: Tensor) -> Tensor:
-        """The rows as they are."""
+        """Unchanged."""
         return rows
 
     def logits(self, users: Tensor, items: Tensor) -> Tensor:
@@ -133,23 +133,23 @@ class Pairwise:
 
 
 @singledispatch
-def grid_of(backbone: Backbone) -> Grid:
+def all_pairs(backbone: Backbone) -> AllPairs:
     """The form in which a backbone scores all pairs."""
     return Pairwise(backbone)
 
 
-@grid_of.register
-def _(backbone: GMF) -> Grid:
+@all_pairs.register
+def _(backbone: GMF) -> AllPairs:
     return Product(backbone.output.weight[0], backbone.output.bias, backbone.bias)
 
 
-@grid_of.register
-def _(backbone: NeuMF) -> Grid:
+@all_pairs.register
+def _(backbone: NeuMF) -> AllPairs:
     return Tower(backbone)
 
 
-@grid_of.register
-def _(backbone: Additive) -> Grid:
-    # A product of no columns: only the two biases and the constant are left.
+@all_pairs.register
+def _(backbone: Additive) -> AllPairs:
+    # A product without columns: only the two biases and the constant remain.
     nothing = backbone.overall.new_empty(0)
     return Product(nothing, -backbone.overall, bias=True)

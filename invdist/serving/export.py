@@ -1,4 +1,4 @@
-"""A trained model that leaves the house: tensors, a card that says what they are, and a program that scores pairs."""
+"""Exports a trained model for use without invdist: tensors, a card that describes them, and a scoring program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from invdist.config.plain_yaml import parse
 from invdist.data.prepare.ids import id_table
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.install import installed
-from invdist.serving.annotating import checkpoint_identity
-from invdist.serving.opened import OpenedRun
-from invdist.serving.output import Output
+from invdist.serving.output import OutputFolder
+from invdist.serving.run import TrainedRun
 from invdist.training.checkpoint import safetensors
 from invdist.training.history import METRICS_FILE, History
 
@@ -34,46 +33,42 @@ _USAGE = (
 )
 
 
-def export(run: OpenedRun, where: str) -> dict[str, Any]:
-    """Writes the new folder `where` and gives its card.
+def export(run: TrainedRun, where: str) -> dict[str, Any]:
+    """Writes the new folder `where` and returns its card.
 
-    `model.safetensors`: the rows of users and items and the dense weights. `scorer.pt2`: a `torch.export`ed program
-    from (user, item) indices, any number of them, to logits; it needs torch and nothing else. `users.parquet`,
-    `items.parquet`: raw ids by index. `card.json`: what all this is, written last.
+    `model.safetensors`: the embeddings of users and items and the dense weights. `scorer.pt2`: a `torch.export`ed
+    program from any number of (user, item) indices to logits, which needs only torch. `users.parquet`,
+    `items.parquet`: raw ids by index. `card.json`: describes all this, written last.
     """
-    output = Output(where, {"format": "invdist export", "version": 1}, manifest=CARD)
-    files = {
-        TENSORS: _write(output, TENSORS, safetensors.encode(run.model.state_dict())),
-        PROGRAM: _write_program(output, run.model),
-        "users.parquet": _write_table(output, "users.parquet", id_table(run.users.raw)),
-        "items.parquet": _write_table(output, "items.parquet", id_table(run.items.raw)),
-    }
-    card = {**_card(run), "files": files, "usage": _USAGE}
-    output.finish(card)
-    return {**output.job, **card}
+    with OutputFolder(where, {"format": "invdist export", "version": 1}, manifest=CARD) as output:
+        files = {
+            TENSORS: _write(output, TENSORS, safetensors.encode(run.model.state_dict())),
+            PROGRAM: _write_program(output, run.model),
+            "users.parquet": _write_table(output, "users.parquet", id_table(run.users.raw)),
+            "items.parquet": _write_table(output, "items.parquet", id_table(run.items.raw)),
+        }
+        return output.finish({**_card(run), "files": files, "usage": _USAGE})
 
 
 def scoring_program(model: FrozenModel) -> torch.export.ExportedProgram:
-    """The model as a program of torch operators alone: int64 `[n]` users and items to float32 `[n]` logits."""
-    # Two tensors: one given twice would become one input of the program.
+    """The model as a program of torch operators: int64 `[n]` users and items to float32 `[n]` logits."""
+    # Two tensors: the same one twice would become a single input of the program.
     examples = (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
     pairs = torch.export.Dim("pairs")
     return torch.export.export(model, examples, dynamic_shapes=({0: pairs}, {0: pairs}))
 
 
-def _card(run: OpenedRun) -> dict[str, Any]:
+def _card(run: TrainedRun) -> dict[str, Any]:
     config, dataset = run.config, run.dataset
     final = (History.read(run.folder).final if (run.folder / METRICS_FILE).is_file() else None) or {}
+    if Path(str(final.get("checkpoint"))).name != Path(run.checkpoint.path).name:
+        final = {}  # those are the metrics of another checkpoint
     return {
         "run": run.folder.name,
         "method": config.method,
         "model": config.model,
         "metrics": {split: final.get(split) for split in ("valid", "test")},
-        "checkpoint": {
-            "identity": checkpoint_identity(run.checkpoint),
-            "epoch": run.checkpoint.position.epoch,
-            config.training.metric: run.checkpoint.metric,
-        },
+        "checkpoint": run.about_checkpoint(),
         "dataset": {
             "fingerprint": dataset.fingerprint,
             "users": dataset.users,
@@ -85,7 +80,7 @@ def _card(run: OpenedRun) -> dict[str, Any]:
     }
 
 
-def _write(output: Output, name: str, content: Iterable[bytes | memoryview]) -> dict[str, Any]:
+def _write(output: OutputFolder, name: str, content: Iterable[bytes | memoryview]) -> dict[str, Any]:
     digest, size = hashlib.sha256(), 0
     with output.create(name) as file:
         for piece in content:
@@ -95,8 +90,8 @@ def _write(output: Output, name: str, content: Iterable[bytes | memoryview]) -> 
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _write_program(output: Output, model: FrozenModel) -> dict[str, Any]:
-    # torch writes to a local file only; the output may be anywhere.
+def _write_program(output: OutputFolder, model: FrozenModel) -> dict[str, Any]:
+    # torch writes only to a local file, but the output may be a URI.
     folder = Path(tempfile.mkdtemp(prefix="invdist-export-"))
     try:
         torch.export.save(scoring_program(model), folder / PROGRAM)
@@ -106,7 +101,7 @@ def _write_program(output: Output, model: FrozenModel) -> dict[str, Any]:
         shutil.rmtree(folder)
 
 
-def _write_table(output: Output, name: str, table: pa.Table) -> dict[str, Any]:
+def _write_table(output: OutputFolder, name: str, table: pa.Table) -> dict[str, Any]:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     return _write(output, name, [sink.getvalue().to_pybytes()])

@@ -14,13 +14,16 @@ import pytest
 
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
-from invdist.serving.ids import RawIds
-from invdist.serving.pairs import FilePairs, Pairs, Source, UnclearPairs, match, read_users
+from invdist.serving.inputs import FilePairs, MatchedPairs, PairSource, UnclearPairs, match, read_users
+from invdist.serving.raw_ids import RawIds
+from invdist.serving.recommendation import AskedUsers
 
-USERS, ITEMS = RawIds("user", pa.array([10, 20, 30])), RawIds("item", pa.array(["a", "b"]))
+USERS, ITEMS = RawIds(pa.array([10, 20, 30])), RawIds(pa.array(["a", "b"]))
 
 
-def _all(source: Source, users: RawIds = USERS, items: RawIds = ITEMS) -> tuple[list[tuple[int, int]], Counter[str]]:
+def _all(
+    source: PairSource, users: RawIds = USERS, items: RawIds = ITEMS
+) -> tuple[list[tuple[int, int]], Counter[str]]:
     rows, counts = [], Counter[str]()
     for part in source.parts:
         for pairs in source.read(part, users, items):
@@ -33,21 +36,22 @@ def test_ids_of_any_type_find_their_index() -> None:
     as_text = USERS.cast(pa.array(["20", " 30", "+10", "x", "1.5", None, "9" * 30, "-20"]))
     assert as_text.to_pylist() == [20, 30, 10, None, None, None, None, -20]
     assert USERS.indices(as_text).tolist() == [1, 2, 0, -1, -1, -1, -1, -1]
-    numbers = RawIds("user", pa.array(["7", "08"]))
+    numbers = RawIds(pa.array(["7", "08"]))
     assert numbers.indices(numbers.cast(pa.array([7, 8, None]))).tolist() == [0, -1, -1]
     assert USERS.take(np.array([2, 0])).to_pylist() == [30, 10]
-    large = RawIds("item", pa.array([7012345678901234567, 2**63 - 1, -(2**63 - 1)]))
+    large = RawIds(pa.array([7012345678901234567, 2**63 - 1, -(2**63 - 1)]))
     texts = pa.array(["7012345678901234567", str(2**63 - 1), str(1 - 2**63), str(2**63), "9" * 19])
     assert large.indices(large.cast(texts)).tolist() == [0, 1, 2, -1, -1]
 
 
 def test_rows_are_counted_by_what_is_wrong_with_them() -> None:
-    pairs: Pairs = match(
+    pairs: MatchedPairs = match(
         pa.array(["10", "99", "x", None, "20", "99"]), pa.array(["a", "a", "a", "a", "z", "z"]), USERS, ITEMS
     )
-    assert pairs.user.tolist() == [0, -1, 1, -1]
-    assert pairs.item.tolist() == [0, 0, -1, -1]
-    assert pairs.raw_user.to_pylist() == [10, 99, 20, 99]
+    assert pairs.user.tolist() == [0, -1, -1, -1, 1, -1]
+    assert pairs.item.tolist() == [0, 0, 0, 0, -1, -1]
+    assert pairs.raw_user.to_pylist() == [10, 99, None, None, 20, 99]
+    assert pairs.known.tolist() == [True, False, False, False, False, False]
     assert pairs.counts == {"rows": 6, "unreadable": 2, "unknown_users": 2, "unknown_items": 2}
 
 
@@ -63,7 +67,7 @@ def test_every_kind_of_file_gives_the_same_pairs(tmp_path: Path, name: str) -> N
             pacsv.write_csv(table, file, pacsv.WriteOptions(delimiter=mark))
     rows, counts = _all(FilePairs([tmp_path / name], "uid", "vid"))
     assert rows == [(0, 0), (2, 1), (1, -1)]
-    assert counts == {"rows": 3, "unknown_items": 1}
+    assert +counts == {"rows": 3, "unknown_items": 1}
 
 
 def test_parts_of_parquet_are_whole_row_groups_that_cover_the_file(tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_parts_that_are_cut_elsewhere_are_another_input(tmp_path: Path, monkeypa
 
 def test_unclear_exposures_are_those_of_the_data_set_in_order(tiny_data: Path) -> None:
     dataset = Dataset.open(str(tiny_data))
-    users, items = RawIds("user", dataset.raw_ids("users")), RawIds("item", dataset.raw_ids("items"))
+    users, items = RawIds(dataset.raw_ids("users")), RawIds(dataset.raw_ids("items"))
     rows, counts = _all(UnclearPairs(dataset), users, items)
     table = dataset.read("unclear")
     assert rows == list(zip(table["user"].to_pylist(), table["item"].to_pylist(), strict=True))
@@ -100,8 +104,9 @@ def test_unclear_exposures_are_those_of_the_data_set_in_order(tiny_data: Path) -
 
 def test_users_of_a_file_each_once_in_order(tmp_path: Path) -> None:
     (tmp_path / "u.csv").write_text("id\n30\n10\nnobody\n30\n77\n")
-    users, unknown = read_users(tmp_path / "u.csv", "id", USERS)
-    assert (users.tolist(), unknown) == ([2, 0], ["nobody", "77"])
+    users = AskedUsers(read_users(tmp_path / "u.csv", "id"), USERS)
+    assert users.raw.to_pylist() == [30, 10, None, 77]
+    assert (users.known.tolist(), users.unknown) == ([2, 0], ["nobody", "77"])
 
 
 def test_bad_files_are_told(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Parts annotated by all workers of a Ray cluster, as one streaming Ray Data pipeline.
+"""Annotates parts on all workers of a Ray cluster, as one streaming Ray Data pipeline.
 
-The model and the raw ids are put into Ray's object store once: the workers of a node read them where they lie. What
-flows through the pipeline is the parts' numbers; rows go from the input to the output inside a worker.
+The model and the raw ids are put into Ray's object store once, and the workers of a node share that memory. Only the
+numbers of parts go through the pipeline; rows go from the input to the output inside a worker.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder
 from invdist.runtime.process import configure_process
-from invdist.serving.annotator import Annotator, PartAnnotator
-from invdist.serving.pairs import Part, Source
+from invdist.serving.annotation import Annotator, PartAnnotator
+from invdist.serving.inputs import InputPart, PairSource
 from invdist.serving.scoring import Scorer
 
 
 def annotate_on_ray(
-    parts: Sequence[Part], source: Source, annotator: Annotator, folder: Folder, workers: int | None
+    parts: Sequence[InputPart], source: PairSource, annotator: Annotator, folder: Folder, workers: int | None
 ) -> Iterator[int]:
-    """Annotates parts on the Ray this process is connected to; gives the rows of each as it is done.
+    """Annotates parts on the Ray this process is connected to; gives the rows of each when it is done.
 
     At most `workers` processes work at a time, by default one for each CPU of the cluster. The input and the folder
     must be reachable from every node.
@@ -60,10 +60,16 @@ def annotate_on_ray(
 
 
 class _Worker:
-    """A process that holds the model and annotates the parts it is given."""
+    """A process with the model, which annotates the parts it is given."""
 
     def __init__(
-        self, shared: list[Any], parts: list[Part], source: Source, threshold: float, path: str, filesystem: Any
+        self,
+        shared: list[Any],
+        parts: list[InputPart],
+        source: PairSource,
+        threshold: float,
+        path: str,
+        filesystem: Any,
     ) -> None:
         import ray
 
@@ -83,7 +89,7 @@ class _Worker:
                 rows.append(self._work.annotate(self._parts[int(number)])["rows"])
                 errors.append("")
             except UserError as error:
-                # Told, not raised: Ray would wrap it into a traceback of its own, and try again.
+                # Returned, not raised: Ray would add its own traceback, and retry.
                 rows.append(0)
                 errors.append(str(error))
         return {"rows": rows, "error": errors}

@@ -12,18 +12,16 @@ import pytest
 from invdist.cli import prepare
 from invdist.learning.strategy import Strategy
 from invdist.runtime.errors import UserError
-from invdist.serving.opened import open_run
+from invdist.serving.run import open_run
 from invdist.serving.scoring import logits
-from invdist.training.scoring import score_pairs
-from invdist.training.trained import open_trained
+from tests.runs import scores_of_training
 
 
 @pytest.mark.parametrize("kind", ["gmf", "neumf", "means"])
 def test_the_frozen_model_scores_as_training_does(run_of: Callable[[str], Path], kind: str) -> None:
     source = np.random.default_rng(1)
     user, item = source.integers(200, size=500), source.integers(300, size=500)
-    with open_trained(run_of(kind)) as trained:
-        expected = score_pairs(trained.strategy, user, item, 128)
+    expected = scores_of_training(run_of(kind), user, item)
     scores = logits(open_run(run_of(kind)).model, user, item)
     assert np.std(expected) > 0.01
     np.testing.assert_allclose(scores, expected, atol=1e-6)
@@ -42,7 +40,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 def test_a_run_without_a_checkpoint(trained_run: Path, tmp_path: Path) -> None:
     shutil.copytree(trained_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    with pytest.raises(UserError, match="no checkpoint yet"):
+    with pytest.raises(UserError, match="has no checkpoint: nothing was trained"):
         open_run(tmp_path / "run")
 
 
