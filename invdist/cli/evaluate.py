@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     check_stack()
 
-    from invdist.evaluation.tables import metric_title, number, plain_table
+    from invdist.evaluation.tables import metrics_table
     from invdist.training.events import jsonable
     from invdist.training.scoring import SplitScorer
     from invdist.training.trained import open_trained
@@ -44,7 +44,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(jsonable({**about, **metrics})))
         else:
             print(f"{trained.checkpoint}, {args.split} rows")
-            figures = [f"{value:,}" if isinstance(value, int) else number(value) for value in metrics.values()]
-            titles = [metric_title(name, k) for name in metrics]
-            print(plain_table(["metric", "value"], list(zip(titles, figures, strict=True))))
+            print(metrics_table(metrics, k))
     return 0

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", type=_count, metavar="R", help="labeled training rows: adds the time of an epoch")
     add("--test-share", type=float, default=0.1, help="share of them that is training-test (default: 0.1)")
     add("--sweep", metavar="NAME=A..B", help=f"doubles ({'|'.join(_SWEPT)}) from A to B; A..B*10 or A,B,C also go")
-    add("--figure", metavar="FILE", help="draws the sweep as .html, .svg or .png (the last two need Chromium)")
+    add("--figure", metavar="FILE", help="draw the sweep into this .html, .svg or .png file")
     add("--json", action="store_true", help="print JSON and nothing else")
     assumed = parser.add_argument_group("assumed hardware (bandwidths: TorchRec's planner's defaults)")
     add = assumed.add_argument

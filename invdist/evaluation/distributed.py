@@ -30,10 +30,10 @@ def distributed_metrics(
 ) -> dict[str, float | int]:
     """`ranking_metrics` of the rows of all ranks of `group`: the same result on every rank.
 
-    Every rank calls it with the rows of its own users (`user % world_size == rank`), maybe none. Beside the
-    keys of `ranking_metrics` it gives `auc_error_bound`: 0 up to `exact_rows` rows in total; above, `auc`
-    comes from a histogram and is off by at most this bound, which is measured with it (about 1 / (2 x 65,536)
-    when ranks' scores are alike). Bad rows on one rank raise the same `UserError` on all.
+    Every rank calls it with the rows of its own users (`user % world_size == rank`), maybe none. All metrics are
+    exact up to `exact_rows` rows in total. Above, `auc` comes from a histogram; if it may be inexact, the key
+    `auc_error_bound` is added: the most that it can be off (about 1 / (2 x 65,536) if the ranks have similar scores).
+    Bad rows on one rank raise the same `UserError` on all.
     """
     ranks = _Ranks(group)
     rows, problem = None, ""
@@ -56,7 +56,7 @@ def distributed_metrics(
         auc, bound = _exact_auc(ranks, rows, shares), 0.0
     else:
         auc, bound = _histogram_auc(ranks, rows, shares)
-    return {**totals.metrics(auc), "auc_error_bound": bound}
+    return totals.metrics(auc) | ({"auc_error_bound": bound} if bound else {})
 
 
 class _Ranks:

@@ -9,12 +9,11 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from invdist.evaluation.tables import plain_table
+from invdist.evaluation.tables import duration, plain_table
 from invdist.planning.estimate import Estimate, StepTime
 from invdist.planning.formulas import Traffic
 from invdist.planning.planner import GIB
 from invdist.report.figures import PALETTE
-from invdist.report.markup import duration
 from invdist.runtime.errors import UserError
 
 _NOTE = (
