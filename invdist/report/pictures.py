@@ -87,12 +87,13 @@ def _draw_trace(panel: Any, trace: dict[str, Any]) -> None:
 
 
 def _set_axis(panel: Any, name: str, settings: dict[str, Any]) -> None:
-    from matplotlib.ticker import EngFormatter, NullLocator
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     panel.set(**{f"{name}label": settings.get("title", {}).get("text", "")})
     axis = getattr(panel, f"{name}axis")
     if settings.get("type") == "log":
         panel.set(**{f"{name}scale": "log"})
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(EngFormatter(sep=""))
         axis.set_minor_locator(NullLocator())
     if "tickvals" in settings:
