@@ -111,7 +111,7 @@ def _job(args: argparse.Namespace) -> Job:
     if args.gpus_per_node < 1:
         raise UserError(f"--gpus-per-node must be at least 1, not {args.gpus_per_node}")
     given = vars(args)
-    assumed = {field: given[name] * unit for name, (field, unit, _) in _HARDWARE.items()}
+    assumed = {field: round(given[name] * unit, 12) for name, (field, unit, _) in _HARDWARE.items()}
     assumed |= {name: given[name] for name in ("hbm", "reserve", "gpus_per_node")}
     asked = {field.name: given[field.name] for field in fields(Job) if field.name in given}
     if args.batch_per_gpu is not None:

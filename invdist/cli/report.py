@@ -1,4 +1,4 @@
-"""`invdist report --run RUN`: one HTML file that shows what a run did."""
+"""`invdist report --run RUN`: one HTML file that shows a run."""
 
 from __future__ import annotations
 
