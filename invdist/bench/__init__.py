@@ -1,1 +1,1 @@
-"""The benchmarks behind `invdist bench`: each module offers `add_arguments` and `run`."""
+"""The benchmarks of `invdist bench`: each public module has `add_arguments` and `run`."""

@@ -1,4 +1,4 @@
-"""Steps of this engine on random batches, driven as in training, on gloo ranks of their own."""
+"""Steps of this engine on random batches, run as in training, in processes that are gloo ranks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from invdist.runtime.errors import UserError
 from invdist.runtime.process import configure_process
 from invdist.training.prefetch import with_exchange
 
-_BATCHES = 16  # different ones, so that no batch finds its rows in the cache because it was there a step ago
+_BATCHES = 16  # enough that the rows of a batch are not still in the cache from its last turn
 _POLL_S = 1.0
 
 
 def random_batches(users: int, items: int, rows: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
     """Batches of `rows` labeled and `rows` unlabeled pairs, different on every rank.
 
-    Pairs are drawn uniformly: the hardest case, since hardly a row repeats within a batch.
+    Pairs are drawn uniformly: the hardest case, because hardly any table row repeats within a batch.
     """
     source = torch.Generator().manual_seed(rank)
 
@@ -46,7 +46,7 @@ def random_batches(users: int, items: int, rows: int, *, rank: int = 0, ranks: i
 
 
 class Driver:
-    """Takes steps of one strategy, ids exchanged ahead by the pipeline of the training loop."""
+    """Runs steps of one strategy, with ids exchanged ahead as in the training loop."""
 
     def __init__(self, model: Recommender, method: str, phase: int, batches: Sequence[Batch], **options: Any) -> None:
         setting = Setting(
@@ -75,7 +75,7 @@ def memory_mb(kind: str) -> float:
 def on_ranks(function: Callable[..., Any], ranks: int, *args: Any, together: bool = True) -> list[Any]:
     """Calls `function(rank, *args)` in fresh processes, one thread each.
 
-    They form one gloo group, or if not `together` each is alone in its own.
+    They form one gloo group, or if not `together`, a group each.
     """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def _collect(results: multiprocessing.queues.Queue, processes: Sequence[Any]) ->
         try:
             rank, result, error = results.get(timeout=_POLL_S)
         except queue.Empty:
-            # A rank killed for want of memory leaves no message.
+            # A rank that was killed, for example for lack of memory, leaves no message.
             dead = [r for r, p in enumerate(processes) if p.exitcode and r not in by_rank]
             if dead:
                 raise UserError(

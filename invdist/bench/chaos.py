@@ -1,15 +1,14 @@
-"""Kills workers at random while they train, and compares what comes out with an undisturbed run.
+"""Kills workers at random while they train, and compares the result with that of an undisturbed run.
 
-`kills` counts SIGKILLs that hit a working rank; `max_recovery_s` is the longest time from a kill to the next step taken
-by the restarted group; `lost_rows` and `doubled_rows` are what the epochs' accounts miss or have too much;
-`weights_equal` is true when the last checkpoint of both runs is the same to the bit.
+`kills` counts SIGKILLs that hit a working rank; `max_recovery_s` is the longest time from a kill to the next step of
+the restarted group; `lost_rows` and `doubled_rows` are interactions that an epoch missed or trained twice;
+`weights_equal` is true if the last checkpoints of both runs are equal to the bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 
 from invdist.runtime.errors import UserError
 from invdist.runtime.install import check_stack
+from invdist.training.history import METRICS_FILE, Tail
 
 _SETTINGS: dict[str, Any] = {
     "method": "ig",
@@ -34,16 +34,16 @@ _SETTINGS: dict[str, Any] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long to go on killing (default: 2)")
-    parser.add_argument("--kills", type=int, default=1_000_000, help="kill at most this often")
+    """Options of `invdist bench chaos`."""
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long to kill workers (default: 2)")
+    parser.add_argument("--kills", type=int, default=1_000_000, help="most kills")
     parser.add_argument("--epochs", type=int, default=0, help="length of the run (default: what fits the minutes)")
     parser.add_argument("--data", help="a prepared data set (default: the synthetic preset tiny)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the kills")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    """Trains twice, once under fire, and compares."""
+    """Trains twice, once with kills, and compares."""
     check_stack()
     from invdist import config as configs
     from invdist.data.dataset import Dataset
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder, ray_backend.connected(cpus=2):
         data = args.data or _tiny(folder)
         dataset = Dataset.open(data)
-        # About 200 epochs a minute on the smallest data set, were there no kills.
+        # Without kills the smallest data set takes about 200 epochs a minute.
         epochs = args.epochs or max(20, int(30 * args.minutes))
         runs: dict[str, Path] = {}
         killer = _Killer(args.minutes * 60, args.kills, args.seed)
@@ -85,7 +85,7 @@ def _tiny(folder: str) -> str:
 
 
 class _Killer:
-    """Kills a random rank of a run every few seconds, once it is at work, and times how long work stands still."""
+    """Kills a random rank of a run every few seconds while it trains, and measures how long training stops."""
 
     def __init__(self, seconds: float, most: int, seed: int) -> None:
         self.kills, self.recoveries = 0, []
@@ -94,8 +94,8 @@ class _Killer:
 
     @contextlib.contextmanager
     def watching(self, run: Path):
-        """Kills from a thread of its own while the block runs."""
-        thread = threading.Thread(target=self._watch, args=(run / "metrics.jsonl",), daemon=True)
+        """Kills from a background thread while the block runs."""
+        thread = threading.Thread(target=self._watch, args=(Tail(run / METRICS_FILE),), daemon=True)
         thread.start()
         try:
             yield
@@ -103,13 +103,13 @@ class _Killer:
             self._end.set()
             thread.join()
 
-    def _watch(self, path: Path) -> None:
+    def _watch(self, tail: Tail) -> None:
         deadline = time.monotonic() + self._seconds
         killed_at: float | None = None
         pids: list[int] = []
-        steps_to_go, offset = 0, 0
+        steps_to_go = 0
         while not self._end.wait(0.02):
-            for event in (events := _new_events(path, offset))[0]:
+            for event in tail.new():
                 if event["event"] == "start":
                     pids, steps_to_go = event["pids"], self._random.randrange(5, 150)
                 elif event["event"] == "step" and pids:
@@ -117,24 +117,9 @@ class _Killer:
                         self.recoveries.append(time.monotonic() - killed_at)
                         killed_at = None
                     steps_to_go -= 1
-            offset = events[1]
             if pids and steps_to_go <= 0 and time.monotonic() < deadline and self.kills < self._most:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._random.choice(pids), signal.SIGKILL)
                     self.kills += 1
                     killed_at = time.monotonic()
                 pids = []
-
-
-def _new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Whole lines written after `offset`, and where they end."""
-    if not path.exists():
-        return [], offset
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size < offset:  # a restarted writer cut off what its predecessor left of a line
-            return [], size
-        file.seek(offset)
-        content = file.read()
-    whole = content.rfind(b"\n") + 1
-    return [json.loads(line) for line in content[:whole].splitlines()], offset + whole

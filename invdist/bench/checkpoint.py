@@ -1,6 +1,6 @@
-"""How long a checkpoint holds up a step, and how long it is written and loaded: one rank, GMF, rows with Adam state.
+"""How long a checkpoint blocks a step, is written, and is loaded: one rank, GMF, table rows with Adam state.
 
-The first save meets fresh memory and takes longer; its snapshot's room is kept for the following ones.
+The first save takes longer because it allocates the memory of the snapshot, which later saves reuse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from invdist.training.checkpoint import CheckpointStore, Position
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `invdist bench checkpoint`."""
-    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of users and items together")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="table rows of users and items together")
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--saves", type=int, default=4, help="the median of all but the first is reported")
     parser.add_argument("--folder", default=None, help="where to write; default: the temporary folder of the system")

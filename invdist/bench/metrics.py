@@ -1,7 +1,7 @@
-"""Time of all ranking metrics of scored rows, beside scikit-learn's AUC on the same rows.
+"""Time of all ranking metrics, compared with scikit-learn's AUC on the same scored interactions.
 
 scikit-learn offers no per-user metrics: it is timed on `roc_auc_score` over all rows and once for each user
-with both classes, which is the AUC and GAUC of `ranking_metrics` and nothing else.
+with both classes, which gives only the AUC and GAUC of `ranking_metrics`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--users", type=int, default=37_692)
     parser.add_argument("--repeats", type=int, default=3, help="the median of this many runs is reported")
-    parser.add_argument("--no-sklearn", action="store_true", help="leave scikit-learn out: its loop takes a minute")
+    parser.add_argument("--no-sklearn", action="store_true", help="without scikit-learn, whose loop takes a minute")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:

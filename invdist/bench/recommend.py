@@ -1,6 +1,6 @@
-"""Time of the best items of all users over the whole catalogue, seen items left out, written as parquet.
+"""Time to find the best items of all users in the whole catalogue, without seen items, and to write them as parquet.
 
-Weights and seen pairs are synthetic, in the size of the paper's data set. Reading a checkpoint is not in the time.
+Weights and seen pairs are synthetic, of the size of the paper's data set. Reading a checkpoint is not included.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--k", type=int, default=10, help="items per user")
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
-    parser.add_argument("--sample", type=int, help="rank only this many of the users (NeuMF takes its time)")
+    parser.add_argument("--sample", type=int, help="rank only this many users (NeuMF is slow)")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    """Measures on all cores that torch uses; `cpu_seconds` are those of all threads, whatever else the machine does."""
+    """Measures on all cores that torch uses; `cpu_seconds` is the CPU time of all threads."""
     if min(args.users, args.items, args.k, args.dim) < 1 or args.seen < 0:
         raise UserError("--users, --items, --k and --dim must be at least 1, --seen at least 0")
     torch.manual_seed(0)

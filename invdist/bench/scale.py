@@ -1,8 +1,8 @@
-"""Step time and peak memory of `none` and `ig` as the tables grow: neither may depend on the table size.
+"""Step time and peak memory of `none` and `ig` as the tables grow.
 
-Every row is a process of its own with one thread, so that its peak memory is its own; the sizes of a method
-take turns, so that a machine that is busy now and idle then does not favour one. Memory grows with the tables,
-of course; what counts is that `ig` needs no more of it than `none`.
+The time of a step must not depend on the size of the tables. Memory grows with them, but `ig` must need no more than
+`none`. Every measurement is a process with one thread, so that peak memory can be told apart. The sizes of a method
+take turns, so that other load on the machine slows all of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from invdist.runtime.errors import UserError
 
 _PHASE = {"none": 0, "ig": 1}
 _CHUNK_STEPS = 5
-_TURN_S = 600  # longer than the largest tables take to be drawn
+_TURN_S = 600  # more than the initialisation of the largest tables takes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `invdist bench scale`."""
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[200_000, 2_000_000, 20_000_000], help="of both tables together"
+        "--rows", type=int, nargs="+", default=[200_000, 2_000_000, 20_000_000], help="rows of both tables together"
     )
     parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=1024, help="labeled rows a step")
-    parser.add_argument("--repeats", type=int, default=41, help="medians are over so many turns of each size")
+    parser.add_argument("--batch", type=int, default=1024, help="labeled interactions a step")
+    parser.add_argument("--repeats", type=int, default=41, help="medians are over this many turns of each size")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    """One figure of time and one of memory for each size and method, and the ratios that matter."""
+    """Time and memory of each size and method, and the ratios that matter."""
     if min(args.rows) < 4 or min(args.batch, args.repeats) < 1 or args.dim < 4 or args.dim % 4:
         raise UserError("--rows must be at least 4, --batch and --repeats at least 1, --dim a multiple of 4")
     sizes = sorted(args.rows)

@@ -1,4 +1,4 @@
-"""CPU time of scoring pairs, in a process that keeps the memory it frees (`invdist.process`) and in a usual one."""
+"""CPU time of scoring pairs, in a process that keeps freed memory (`invdist.runtime.process`) and in a usual one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    """Measures each in a fresh process of one thread, one after the other: what glibc was told, it does not forget."""
+    """Measures each in a fresh process of one thread, because settings of glibc cannot be undone."""
     if min(args.pairs, args.dim, args.repeats) < 1:
         raise UserError("--pairs, --dim and --repeats must be at least 1")
     sizes = args.model, args.dim, args.pairs, args.repeats
@@ -46,7 +46,7 @@ def _in_fresh_process(keeps: bool, model: str, dim: int, pairs: int, repeats: in
 
 @torch.no_grad()
 def _score(keeps: bool, model: str, dim: int, pairs: int, repeats: int) -> tuple[float, float]:
-    """CPU milliseconds of one forward, and those of them in the kernel."""
+    """CPU milliseconds of one forward, and how many of them in the kernel."""
     if keeps:
         configure_process(threads=1)
     else:

@@ -1,7 +1,7 @@
-"""Time of a training step: this engine's, TorchRec's fused one and the authors' three copies, interleaved.
+"""Time of a training step of this engine, of TorchRec's fused engine, and of the authors' three copies, interleaved.
 
-Every rank is a process with one thread and a batch of its own; ids are uniformly random, so that hardly a
-row repeats. `ratio` is an Inverse Gradient step over two plain steps: it reads two batches.
+Every rank is a process with one thread and its own batches of uniformly random ids. `ratio` is the time of an
+inverse-gradient step divided by that of two plain steps: it reads two batches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import statistics
 
 import torch
 
-from invdist.bench._others import FusedStep, ThreeCopiesStep
+from invdist.bench._peers import FusedStep, ThreeCopiesStep
 from invdist.bench._steps import Driver, memory_mb, on_ranks, random_batches
 from invdist.config.registry import BACKBONES
 from invdist.models.build import ModelSpec, build_recommender
@@ -27,19 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--users", type=int, default=37_692)
     parser.add_argument("--items", type=int, default=131_690)
     parser.add_argument("--dim", type=int, default=32, help="k of the paper")
-    parser.add_argument("--batch", type=int, default=1024, help="labeled rows a rank and step")
+    parser.add_argument("--batch", type=int, default=1024, help="labeled interactions per rank and step")
     parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
-    parser.add_argument("--repeats", type=int, default=41, help="medians are over so many chunks of each kind")
+    parser.add_argument("--repeats", type=int, default=41, help="medians are over this many chunks of each kind")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    """Measures everything in one run; times are medians in milliseconds on the first rank."""
+    """Measures everything in one run. Times are medians in milliseconds on the first rank."""
     sizes = {name: getattr(args, name) for name in ("users", "items", "dim", "batch")}
     for name, value in {**sizes, "world-size": args.world_size, "repeats": args.repeats}.items():
         if value < 1:
             raise UserError(f"--{name} must be at least 1, not {value}")
     if args.dim % 4:
-        raise UserError(f"--dim must be a multiple of 4, as FBGEMM wants, not {args.dim}")
+        raise UserError(f"--dim must be a multiple of 4, as FBGEMM needs, not {args.dim}")
     ranks = on_ranks(_measure, args.world_size, args.world_size, args.model, sizes, args.repeats)
     first = ranks[0]
     plain, ig, fused, textbook = (first[f"{name}_ms"] for name in ("plain", "ig", "fused", "textbook"))
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 
 
 def plain_step_ms(users: int, items: int, dim: int, batch: int) -> float:
-    """Median milliseconds of a plain GMF step on one rank, in a process of its own."""
+    """Median milliseconds of a plain GMF step on one rank, measured in a new process."""
     return on_ranks(_measure_plain, 1, {"users": users, "items": items, "dim": dim, "batch": batch})[0]
 
 
@@ -88,28 +88,28 @@ def _measure(rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: 
     for name, driver in ours.items():
         driver(_CHUNK_STEPS)
         figures |= _traffic(driver, "plain_" if name == "plain" else "") if name != "candidates7" else {}
-    # Before the tables of the others are made.
+    # Before the tables of the peers are made.
     figures["rss_mb"] = memory_mb("VmRSS")
 
-    others = {
+    peers = {
         "fused": FusedStep(sizes["users"], sizes["items"], model, sizes["dim"], batches),
         "textbook": ThreeCopiesStep(sizes["users"], sizes["items"], model, sizes["dim"], batches),
     }
-    others["fused"](_CHUNK_STEPS)
-    seconds: dict[str, list[float]] = {name: [] for name in (*ours, *others)}
+    peers["fused"](_CHUNK_STEPS)
+    seconds: dict[str, list[float]] = {name: [] for name in (*ours, *peers)}
     for chunk in range(repeats):
-        for name, step in {**ours, "fused": others["fused"]}.items():
-            # Chunks of like length: on a busy machine a longer one is interrupted more often.
+        for name, step in {**ours, "fused": peers["fused"]}.items():
+            # Chunks of similar length: on a busy machine a longer one is interrupted more often.
             seconds[name].append(step((2 if name == "plain" else 1) * _CHUNK_STEPS))
-        # One process computes it: on the first rank, while the others wait. It is slow, so a few will do.
+        # It runs in one process, on the first rank, while the others wait. It is slow: a few runs are enough.
         if chunk % 10 == 0 and rank == 0:
-            seconds["textbook"].append(others["textbook"](1))
+            seconds["textbook"].append(peers["textbook"](1))
         recommender.comm.barrier()
     return figures | {f"{name}_ms": 1e3 * statistics.median(s) for name, s in seconds.items() if s}
 
 
 def _traffic(driver: Driver, prefix: str) -> dict[str, float]:
-    """Collectives and bytes of one step, averaged over a chunk (how many rows stay on their rank is chance)."""
+    """Collectives and bytes of one step, averaged over a chunk (how many rows are local varies)."""
     traffic = driver.model.comm.traffic
     before = traffic.collectives, traffic.bytes
     driver(_CHUNK_STEPS)

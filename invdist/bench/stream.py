@@ -1,4 +1,4 @@
-"""Rows/s from parquet through Ray into batches, of the unlabeled sampler, and of the training step that eats them."""
+"""Interactions/s from parquet through Ray into batches, of the unlabeled sampler, and of the training step."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SIZE = PRESETS["microvideo"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this benchmark."""
+    """Options of `invdist bench stream`."""
     parser.add_argument("--data", metavar="DIR", help="a prepared data set; by default a synthetic one is made")
-    parser.add_argument("--rows", type=int, default=2_000_000, help="labeled rows of the synthetic one")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="labeled interactions of the synthetic one")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--readers", type=int, default=1)
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    """Measures, in this order: the sampler alone, the stream without and with sampling, the training step.
+    """Measures the sampler alone, the stream without and with sampling, then the training step.
 
-    `ratio` is labeled rows/s of the stream while it samples one unlabeled row for each, over those of the step.
+    `ratio` is the labeled interactions/s of the stream, sampling an unlabeled pair for each, over those of the step.
     """
     sampler = _sampler_rows_per_s()
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _sampler_rows_per_s(rows: int = 1 << 18, repeats: int = 7) -> float:
-    """Sampled rows/s with exact exclusion of 9.46 M observed pairs (median; NumPy does this on one thread)."""
+    """Sampled pairs/s with exact exclusion of 9.46 M observed pairs (median; NumPy uses one thread)."""
     rng = np.random.default_rng(0)
     user, item = (rng.integers(0, size, _SIZE.labeled_rows) for size in (_SIZE.users, _SIZE.items))
     sampler = Sampler(ObservedPairs(user, item, _SIZE.users, _SIZE.items), seed=0)
@@ -87,7 +87,7 @@ def _stream_rows_per_s(data: str, batch: int, readers: int) -> tuple[float, floa
 
 
 def _epoch_rows_per_s(data: str, batch: int, readers: int, sampled: int) -> float:
-    """Labeled rows/s of one epoch, after one in which readers started and built what they keep."""
+    """Labeled interactions/s of the second epoch: the readers start in the first."""
     spec = StreamSpec(
         path=data,
         splits=("train", "training_test"),

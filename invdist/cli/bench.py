@@ -1,4 +1,4 @@
-"""`invdist bench NAME`: speed and memory, as ratios measured within one run."""
+"""`invdist bench NAME`: measures speed and memory, as ratios within one run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
-    # Ray tells the driver's standard output of dead workers; JSON must stand there alone.
+    # Ray prints about dead workers to standard output, where only JSON may go.
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         figures = args.run(args)
     print(json.dumps(figures) if args.json else _table(figures))

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.k and not args.catalogue:
         raise UserError("--k is the length of the lists of --catalogue; give both (training.ndcg_k is that of NDCG)")
 
-    from invdist.evaluation.tables import plain_table
+    from invdist.evaluation.tables import metrics_table
     from invdist.runtime.progress import ProgressLine
     from invdist.serving.evaluation import catalogue_metrics, split_metrics
     from invdist.training.events import jsonable
@@ -64,26 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = {"run": str(run.folder), "checkpoint": run.about_checkpoint(), "split": args.split}
         print(json.dumps(jsonable({**about, **metrics})))
     else:
-        k = run.config.training.ndcg_k
         print(f"{args.split} rows, {'the whole catalogue ranked' if args.catalogue else 'ranked among themselves'}")
-        print(plain_table(["metric", "value"], [[_title(name, k), _text(value)] for name, value in metrics.items()]))
+        print(_catalogue_table(metrics) if args.catalogue else metrics_table(metrics, run.config.training.ndcg_k))
     return 0
 
 
-def _title(name: str, ndcg_k: int) -> str:
-    from invdist.evaluation.tables import metric_title
+def _catalogue_table(metrics: dict[str, Any]) -> str:
+    from invdist.evaluation.tables import number, plain_table
 
-    base, at, k = name.partition("@")
-    return (
-        f"{_TITLES[base]}{at}{k}"
-        if at or (base in _TITLES and base not in ("ndcg", "mrr"))
-        else metric_title(name, ndcg_k)
-    )
-
-
-def _text(value: Any) -> str:
-    from invdist.evaluation.tables import number
-
-    if isinstance(value, list):
-        return ", ".join(value)
-    return f"{value:,}" if isinstance(value, int) else number(value)
+    rows = []
+    for name, value in metrics.items():
+        base, at, k = name.partition("@")
+        text = (
+            ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else number(value)
+        )
+        rows.append([f"{_TITLES.get(base, base)}{at}{k}", text])
+    return plain_table(["metric", "value"], rows)

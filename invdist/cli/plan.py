@@ -1,4 +1,4 @@
-"""`invdist plan`: what a run on a GPU cluster would take, found on any machine."""
+"""`invdist plan`: memory, bytes and time of a run on a GPU cluster, estimated on any machine."""
 
 from __future__ import annotations
 
@@ -6,44 +6,55 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 
-from invdist.planning import present
-from invdist.planning.estimate import Request, estimate, sweep
-from invdist.planning.formulas import OPTIMIZER_FLOATS
-from invdist.planning.planner import GIB, Hardware
-from invdist.report.pictures import check_picture, save_figure
+from invdist.embeddings.placement import GIB, SHARDINGS
+from invdist.planning.estimate import estimate, sweep
+from invdist.planning.job import OPTIMIZER_FLOATS, Hardware, Job
+from invdist.planning.text import estimate_text, sweep_text
 from invdist.runtime.errors import UserError, exit_on_user_error
 
 _SWEPT = ("gpus", "users", "items", "dim", "batch", "rate", "candidates")
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 _MOST_POINTS = 100
 
+_HARDWARE = {
+    "intra": ("intra", GIB, "GiB/s between GPUs of a node"),
+    "inter": ("inter", GIB, "GiB/s of a GPU to other nodes"),
+    "memory": ("memory", GIB, "GiB/s of a GPU's memory"),
+    "tflops": ("flops", 1e12, "TFLOP/s that the tower reaches"),
+    "operator_us": ("operator_s", 1e-6, "microseconds to launch an operator"),
+    "collective_us": ("collective_s", 1e-6, "microseconds to start a collective"),
+    "peer_us": ("peer_s", 1e-6, "microseconds per peer of an all-to-all"),
+}
+"""Options about the assumed hardware: the field of `Hardware`, the unit, and what it is."""
+
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the plan, or a line for each value of a sweep."""
     args = _parser().parse_args(argv)
-    figure = check_picture(args.figure) if args.figure else None
-    if figure and not args.sweep:
+    if args.figure and not args.sweep:
         raise UserError("--figure draws a sweep: give one, such as --sweep gpus=8..1024")
-    request = _request(args)
+    job = _job(args)
     if not args.sweep:
-        found = estimate(request)
-        print(json.dumps(present.values(found)) if args.json else present.text(found))
+        found = estimate(job)
+        print(json.dumps(found.values()) if args.json else estimate_text(found))
         return 0
-    name, points = _points(args.sweep)
-    if args.batch_per_gpu and name == "gpus":
-        results = [sweep(replace(request, batch=args.batch_per_gpu * gpus), "gpus", [gpus])[0] for gpus in points]
-    else:
-        results = sweep(request, name, points)
-    if figure:
-        save_figure(present.sweep_figure(name, points, results), figure)
+    if args.figure:
+        from invdist.planning.figure import sweep_figure
+        from invdist.report.pictures import check_picture, save_figure
+
+        check_picture(args.figure)
+    name, values = _sweep_values(args.sweep)
+    results = sweep(job, name, values, args.batch_per_gpu if name == "gpus" else None)
+    if args.figure:
+        save_figure(sweep_figure(name, results), args.figure)
     if args.json:
-        lines = [{"error": str(r)} if isinstance(r, UserError) else present.values(r) for r in results]
-        print(json.dumps([{name: point} | line for point, line in zip(points, lines, strict=True)]))
+        lines = [(value, {"error": str(r)} if isinstance(r, UserError) else r.values()) for value, r in results]
+        print(json.dumps([{name: value} | line for value, line in lines]))
     else:
-        print(present.sweep_text(name, points, results))
+        print(sweep_text(name, results))
     return 0
 
 
@@ -60,42 +71,38 @@ def _parser() -> argparse.ArgumentParser:
     add("--hbm", type=_bytes, default=known.hbm, metavar="80GB", help="memory of a GPU, in GiB (default: 80GB)")
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument(
-        "--batch", type=_count, metavar="B", help="labeled rows per step over all GPUs (default: 65,536)"
+        "--batch",
+        type=_count,
+        default=65_536,
+        metavar="B",
+        help="labeled interactions per step over all GPUs (default: 65,536)",
     )
     batch.add_argument("--batch-per-gpu", type=_count, metavar="B", help="the same per GPU, kept in a sweep of gpus")
     add("--model", default="gmf", help="gmf or neumf (default: gmf)")
-    add("--rate", type=_count, default=1, help="unlabeled rows per training-test row (default: 1)")
+    add("--rate", type=_count, default=1, help="unlabeled pairs per training-test interaction (default: 1)")
     add("--candidates", type=_count, default=3, help="multipliers that are tried (default: 3)")
-    add("--optimizer", choices=sorted(OPTIMIZER_FLOATS), default="adam", help="of the rows (default: adam)")
+    add("--optimizer", choices=sorted(OPTIMIZER_FLOATS), default="adam", help="of the table rows (default: adam)")
     add(
         "--sharding",
-        choices=("auto", "row_wise", "table_wise", "column_wise", "data_parallel"),
+        choices=SHARDINGS,
         default="auto",
         help="auto lets the planner choose row-wise or table-wise for each table",
     )
-    add("--rows", type=_count, metavar="R", help="labeled training rows: adds the time of an epoch")
+    add("--rows", type=_count, metavar="R", help="labeled training interactions: adds the time of an epoch")
     add("--test-share", type=float, default=0.1, help="share of them that is training-test (default: 0.1)")
-    add("--sweep", metavar="NAME=A..B", help=f"doubles ({'|'.join(_SWEPT)}) from A to B; A..B*10 or A,B,C also go")
-    add("--figure", metavar="FILE", help="draws the sweep as .html, .svg or .png (the last two need Chromium)")
+    add("--sweep", metavar="NAME=A..B", help=f"doubles ({'|'.join(_SWEPT)}) from A to B; or A..B*10, or A,B,C")
+    add("--figure", metavar="FILE", help="draw the sweep into this .html, .svg or .png file")
     add("--json", action="store_true", help="print JSON and nothing else")
-    assumed = parser.add_argument_group("assumed hardware (bandwidths: TorchRec's planner's defaults)")
-    add = assumed.add_argument
+    add = parser.add_argument_group("assumed hardware (bandwidths: defaults of TorchRec's planner)").add_argument
     add("--reserve", type=float, default=known.reserve, help="share of memory kept free (default: %(default)s)")
     add("--gpus-per-node", type=_count, default=known.gpus_per_node, help="(default: %(default)s)")
-    for name, value, what in (
-        ("intra", known.intra / GIB, "GiB/s between GPUs of a node"),
-        ("inter", known.inter / GIB, "GiB/s of a GPU to other nodes"),
-        ("memory", known.memory / GIB, "GiB/s of a GPU's memory"),
-        ("tflops", known.flops / 1e12, "TFLOP/s that the tower reaches"),
-        ("operator-us", known.operator_s * 1e6, "microseconds to launch an operator"),
-        ("collective-us", known.collective_s * 1e6, "microseconds to start a collective"),
-        ("peer-us", known.peer_s * 1e6, "microseconds per rank in an all-to-all"),
-    ):
-        add(f"--{name}", type=float, default=round(value, 6), help=f"{what} (default: %(default)g)")
+    for name, (field, unit, what) in _HARDWARE.items():
+        value = round(getattr(known, field) / unit, 6)
+        add(f"--{name.replace('_', '-')}", type=float, default=value, help=f"{what} (default: %(default)g)")
     return parser
 
 
-def _request(args: argparse.Namespace) -> Request:
+def _job(args: argparse.Namespace) -> Job:
     for name in ("intra", "inter", "memory", "tflops"):
         if not getattr(args, name) > 0:
             raise UserError(f"--{name} must be above 0, not {getattr(args, name):g}")
@@ -103,38 +110,16 @@ def _request(args: argparse.Namespace) -> Request:
         raise UserError(f"--reserve is a share from 0 up to 1, not {args.reserve:g}")
     if args.gpus_per_node < 1:
         raise UserError(f"--gpus-per-node must be at least 1, not {args.gpus_per_node}")
-    hardware = Hardware(
-        hbm=args.hbm,
-        reserve=args.reserve,
-        gpus_per_node=args.gpus_per_node,
-        intra=args.intra * GIB,
-        inter=args.inter * GIB,
-        memory=args.memory * GIB,
-        flops=args.tflops * 1e12,
-        operator_s=args.operator_us / 1e6,
-        collective_s=args.collective_us / 1e6,
-        peer_s=args.peer_us / 1e6,
-    )
-    batch = 65_536 if args.batch is None else args.batch
+    given = vars(args)
+    assumed = {field: round(given[name] * unit, 12) for name, (field, unit, _) in _HARDWARE.items()}
+    assumed |= {name: given[name] for name in ("hbm", "reserve", "gpus_per_node")}
+    asked = {field.name: given[field.name] for field in fields(Job) if field.name in given}
     if args.batch_per_gpu is not None:
-        batch = args.batch_per_gpu * args.gpus
-    names = (
-        "users",
-        "items",
-        "dim",
-        "gpus",
-        "model",
-        "rate",
-        "candidates",
-        "optimizer",
-        "sharding",
-        "rows",
-        "test_share",
-    )
-    return Request(batch=batch, hardware=hardware, **{name: getattr(args, name) for name in names})
+        asked["batch"] = args.batch_per_gpu * args.gpus
+    return Job(**asked, hardware=Hardware(**assumed))
 
 
-def _points(text: str) -> tuple[str, list[int]]:
+def _sweep_values(text: str) -> tuple[str, list[int]]:
     name, found, values = text.partition("=")
     if not found or name not in _SWEPT:
         raise UserError(f"--sweep {text}: expected NAME=A..B with NAME one of {', '.join(_SWEPT)}")

@@ -1,4 +1,4 @@
-"""Compares strategies on the same data: tuned alike on Ray Tune, selected on validation, tested once, over seeds.
+"""Compares strategies on the same data: equally tuned on Ray Tune, selected on validation, tested once per seed.
 
 invdist study --config configs/study/ml1m-sparse.yaml [key=value ...]
 invdist study --config configs/study/ml1m-sparse.yaml --resume
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             path = running.run(study, resume=args.resume, command=command)
         except (Interrupted, KeyboardInterrupt):
-            print(f"interrupted; what is done is kept. Continue with: {command} --resume", file=sys.stderr)
+            print(f"interrupted; finished trials are kept. Continue with: {command} --resume", file=sys.stderr)
             return 130
     print(f"\n{path.read_text()}\nresults: {path}")
     return 0
@@ -53,14 +53,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="invdist study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the study")
-    parser.add_argument("--resume", action="store_true", help="continue: trials that have a result are not run again")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue a study: trials that have a result are not run again"
+    )
     parser.add_argument(
         "--table", action="append", metavar="NAME", help="only this table of the study; may be repeated"
     )
-    parser.add_argument("--data", metavar="PATH", help="make the study's first table on this prepared data set instead")
+    parser.add_argument("--data", metavar="PATH", help="run the study's first table on this prepared data set instead")
     parser.add_argument("--plan", action="store_true", help="check everything, show the trials, and stop")
-    parser.add_argument("--report", action="store_true", help="write the results of what was run, and stop")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
+    parser.add_argument("--report", action="store_true", help="write the results of the trials run so far, and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the file")
     from invdist.config.fields import describe
     from invdist.study.spec import Study
 

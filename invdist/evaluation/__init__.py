@@ -1,1 +1,1 @@
-"""How well scores rank: metrics of one process, and the same metrics over all ranks."""
+"""Ranking metrics, on one process and over all ranks, and their text form."""

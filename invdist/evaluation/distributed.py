@@ -1,8 +1,8 @@
-"""The same metrics over all ranks, each rank holding every row of its users.
+"""Ranking metrics over all ranks, where each rank holds all scored rows of its users.
 
-Per-user metrics need only their sums. The AUC over all rows needs the ranks' scores compared with each other:
-ranks agree on score ranges, one per rank, and send each distinct score with its row counts to the rank of its
-range, so the result is exact and no rank holds all rows. Above `exact_rows` rows they share a histogram.
+Per-user metrics are summed. For the AUC over all rows, scores of different ranks must be compared: the ranks agree on
+one range of scores per rank and send each distinct score, with its row counts, to the rank of its range. The result is
+exact and no rank holds all rows. Above `exact_rows` rows the ranks add up a histogram instead.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def distributed_metrics(
 ) -> dict[str, float | int]:
     """`ranking_metrics` of the rows of all ranks of `group`: the same result on every rank.
 
-    Every rank calls it with the rows of its own users (`user % world_size == rank`), maybe none. Beside the
-    keys of `ranking_metrics` it gives `auc_error_bound`: 0 up to `exact_rows` rows in total; above, `auc`
-    comes from a histogram and is off by at most this bound, which is measured with it (about 1 / (2 x 65,536)
-    when ranks' scores are alike). Bad rows on one rank raise the same `UserError` on all.
+    Every rank calls it with the rows of its own users (`user % world_size == rank`), maybe none. All metrics are
+    exact up to `exact_rows` rows in total. Above, `auc` comes from a histogram; if it may be inexact, the key
+    `auc_error_bound` is added: the most that it can be off (about 1 / (2 x 65,536) if the ranks have similar scores).
+    Bad rows on one rank raise the same `UserError` on all.
     """
     ranks = _Ranks(group)
     rows, problem = None, ""
@@ -44,7 +44,7 @@ def distributed_metrics(
     except UserError as error:
         problem = str(error)
     values = Totals.of(rows, k).values if rows and not problem else np.zeros(Totals.SIZE)
-    # Sums are taken in the order of the ranks on every rank, so that all get the same bits.
+    # Every rank adds in the order of ranks, so that all get the same bits.
     gathered = ranks.gather(np.append(values, float(bool(problem))))
     _raise_on_every_rank(ranks, gathered[:, -1] > 0, problem)
     assert rows is not None
@@ -56,7 +56,7 @@ def distributed_metrics(
         auc, bound = _exact_auc(ranks, rows, shares), 0.0
     else:
         auc, bound = _histogram_auc(ranks, rows, shares)
-    return {**totals.metrics(auc), "auc_error_bound": bound}
+    return totals.metrics(auc) | ({"auc_error_bound": bound} if bound else {})
 
 
 class _Ranks:
@@ -81,7 +81,7 @@ class _Ranks:
         return total.cpu().numpy()
 
     def exchange(self, table: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Sends the first `counts[0]` rows of an int64 `table` to rank 0, and so on; gives what came."""
+        """Sends the first `counts[0]` rows of an int64 `table` to rank 0, and so on; returns what it received."""
         incoming = self.gather(counts)[:, self.rank]
         received = torch.empty((int(incoming.sum()), table.shape[1]), dtype=torch.int64, device=self.device)
         sent = torch.from_numpy(np.ascontiguousarray(table)).to(self.device)
@@ -101,10 +101,10 @@ def _raise_on_every_rank(ranks: _Ranks, refused: np.ndarray, problem: str) -> No
 
 
 def _shared_quantiles(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray, count: int) -> np.ndarray:
-    """About `count` scores that cut the rows of all ranks into even parts; ascending, alike on every rank."""
+    """About `count` scores that cut the rows of all ranks into even parts; ascending, equal on every rank."""
     wanted: list[int] = np.ceil(shares * count).astype(int).tolist()
     mine = np.zeros(max(wanted))
-    # Ranks with like scores would all name the same quantiles; shifted by rank they share out the work.
+    # Ranks with similar scores would all choose the same quantiles. Shifted by rank, they are spread evenly.
     places = (np.arange(wanted[ranks.rank]) + (ranks.rank + 0.5) / ranks.size) / max(wanted[ranks.rank], 1)
     if len(places):
         through = np.cumsum(np.bincount(rows.level, minlength=len(rows.scores)))
@@ -116,7 +116,7 @@ def _shared_quantiles(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray, count
 def _exact_auc(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray) -> float:
     quantiles = _shared_quantiles(ranks, rows, shares, _SAMPLES_PER_RANK * ranks.size)
     edges = quantiles[np.arange(1, ranks.size) * len(quantiles) // ranks.size]
-    # Ranges are cut at scores, never between equal ones, so ties meet on one rank.
+    # Ranges are cut at scores, never between equal ones, so that ties are on one rank.
     cuts = np.searchsorted(rows.scores, edges, side="right")
     counts = np.diff(np.concatenate([[0], cuts, [len(rows.scores)]]))
     table = np.stack([rows.scores.view(np.int64), *rows.counts()], axis=1)
@@ -135,8 +135,8 @@ def _exact_auc(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray) -> float:
 
 def _histogram_auc(ranks: _Ranks, rows: ScoredRows, shares: np.ndarray) -> tuple[float, float]:
     edges = np.unique(_shared_quantiles(ranks, rows, shares, _BINS))
-    # Bin 2i+1 is the score edges[i] itself and 2i the open range below it: a score of many rows becomes an
-    # edge, and in its own bin a tie really is a tie. Only open ranges can err, by half their mixed pairs.
+    # Bin 2i+1 is the score edges[i] itself, bin 2i the open range below it: a score of many rows becomes an edge,
+    # and its ties are exact. Only open ranges can be wrong, by half of their mixed pairs.
     below, through = (np.searchsorted(edges, rows.scores, side=side) for side in ("left", "right"))
     counts = np.zeros((2, 2 * len(edges) + 1), dtype=np.int64)
     for total, part in zip(counts, rows.counts(), strict=True):

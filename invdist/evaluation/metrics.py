@@ -1,4 +1,4 @@
-"""Ranking and calibration metrics of scored rows, exact and without a loop over users."""
+"""Exact ranking and calibration metrics of scored interactions, without a loop over users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ranking_metrics(user: np.ndarray, label: np.ndarray, score: np.ndarray, k: i
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Checked: integer `user`, int64 `label`, float64 `score`, `level` (the score's place in `scores`)."""
+    """Checked rows: integer `user`, int64 `label`, float64 `score`, and `level`, the index of the score in `scores`."""
 
     user: np.ndarray
     label: np.ndarray
@@ -42,7 +42,7 @@ class ScoredRows:
 
     @classmethod
     def checked(cls, user: np.ndarray, label: np.ndarray, score: np.ndarray, k: int) -> Self:
-        """Refuses with a `UserError` what no metric can be computed from. No rows at all are fine here."""
+        """Raises `UserError` for input that no metric can be computed from. No rows at all are fine here."""
         user, label, score = np.asarray(user), np.asarray(label), np.asarray(score)
         if not (user.ndim == 1 and user.shape == label.shape == score.shape):
             raise UserError(
@@ -94,7 +94,7 @@ def auc(rows: ScoredRows) -> float:
 
 @dataclass(frozen=True)
 class Totals:
-    """What every metric but AUC is made of. Totals of disjoint sets of users add up."""
+    """The sums that all metrics but AUC are computed from. Totals of disjoint sets of users can be added."""
 
     values: np.ndarray
     """float64: the numbers of `_NAMES`, then rows, positives and probability sums of each calibration bin."""
@@ -129,7 +129,7 @@ class Totals:
         return float(self.values[self._NAMES.index(name)])
 
     def check_both_classes(self) -> None:
-        """Raises `UserError` where AUC has no meaning."""
+        """Raises `UserError` if AUC is not defined."""
         rows, positives = int(self["rows"]), int(self["positives"])
         if not rows:
             raise UserError("there are no rows to evaluate; the split is empty")

@@ -1,4 +1,4 @@
-"""Metrics of each user's own ranking: AUC, NDCG@k and reciprocal rank of every user at once.
+"""AUC, NDCG@k and reciprocal rank of the ranking of each user, for all users at once.
 
 Tied scores have no order, so each metric is its mean over every order of the tied rows. That is what
 scikit-learn's `roc_auc_score` and `ndcg_score` give, and the reciprocal rank here follows the same rule.
@@ -21,14 +21,14 @@ class PerUser:
     ndcg: np.ndarray
     reciprocal_rank: np.ndarray
     users_left_out: int
-    """Users whose rows all have one label: their ranking has nothing to be judged by."""
+    """Users whose rows all have one label: their ranking cannot be judged."""
 
 
 def per_user_metrics(user: np.ndarray, label: np.ndarray, level: np.ndarray, k: int) -> PerUser:
     """Ranks each user's rows by score.
 
     `user`, `label` (0 or 1) and `level` are integer arrays of one length; `level` numbers the distinct scores
-    from 0 upwards, equal scores alike. NDCG takes the label as relevance and cuts both rankings at `k`.
+    from 0 upwards, equal scores equally. NDCG takes the label as relevance and cuts both rankings at `k`.
     """
     ids, user_index = np.unique(user, return_inverse=True)
     rows = np.bincount(user_index, minlength=len(ids))

@@ -1,4 +1,4 @@
-"""Tables of results as plain text, for the terminal."""
+"""Results as text: names of metrics, numbers, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from invdist.training.history import Event
-
 METRICS = ("auc", "gauc", "ndcg", "mrr")
+"""The metrics that every table shows, in this order."""
+
+DIRECTIONS = ("direct", "pass", "inverse")
 
 
 def metric_title(name: str, ndcg_k: int = 10) -> str:
@@ -26,17 +27,19 @@ def metric_title(name: str, ndcg_k: int = 10) -> str:
     return titles.get(name, name if name in ("rows", "users") else name.upper())
 
 
+def direction_shares(directions: Mapping[str, Any] | None) -> list[float]:
+    """The share of direct, pass and inverse steps; empty if no step chose a direction."""
+    counts = [int((directions or {}).get(name) or 0) for name in DIRECTIONS]
+    return [count / sum(counts) for count in counts] if any(counts) else []
+
+
 def directions_text(directions: Mapping[str, Any] | None) -> str:
     """`direct 12%  pass 30%  inverse 58%` of the steps that chose one, or a dash."""
-    counts = {name: int((directions or {}).get(name) or 0) for name in ("direct", "pass", "inverse")}
-    total = sum(counts.values())
-    if not total:
-        return "-"
-    return "  ".join(f"{name} {100 * count / total:.0f}%" for name, count in counts.items())
+    return "  ".join(f"{name} {share:.0%}" for name, share in zip(DIRECTIONS, direction_shares(directions))) or "-"
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> str:
-    """A text table, as wide as it needs: the first column to the left, all others to the right."""
+    """A text table, as wide as needed: the first column aligned left, the others right."""
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
@@ -47,33 +50,43 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
-def final_table(events: Sequence[Event], ndcg_k: int = 10) -> str:
-    """The result of a run for the end of its log: a line for validation and one for test."""
+def metrics_table(metrics: Mapping[str, Any], ndcg_k: int = 10) -> str:
+    """All metrics of one split, a line each; a note follows if the AUC is an estimate."""
+    bound = metrics.get("auc_error_bound")
+    shown = {name: value for name, value in metrics.items() if name != "auc_error_bound"}
+    rows = [
+        [metric_title(name, ndcg_k), f"{value:,}" if isinstance(value, int) else number(value)]
+        for name, value in shown.items()
+    ]
+    table = plain_table(["metric", "value"], rows)
+    return f"{table}\n\nAUC is estimated from a histogram of the scores, within {bound:.1g}." if bound else table
+
+
+def final_table(events: Sequence[Mapping[str, Any]], ndcg_k: int = 10) -> str:
+    """The result of a run, shown at its end: a line for validation and one for test."""
     final = next((event for event in reversed(events) if event.get("event") == "final"), None)
     if final is None:
         return "no result yet: the run has not finished"
-    columns = ["method", "model", "rows of", *[metric_title(name, ndcg_k) for name in METRICS]]
-    columns += ["best epoch", "rows/s", "directions"]
-    rows = []
-    for split in ("valid", "test"):
-        metrics = final.get(split)
-        if metrics:
-            rows.append(
-                [
-                    str(final.get("method", "-")),
-                    str(final.get("model", "-")),
-                    split,
-                    *[number(metrics.get(name)) for name in METRICS],
-                    str(final["best_epoch"]) if final.get("best_epoch") is not None else "-",
-                    count(final.get("rows_per_s")),
-                    directions_text(final.get("directions")),
-                ]
-            )
+    titles = [metric_title(name, ndcg_k) for name in METRICS]
+    columns = ["method", "model", "split", *titles, "best epoch", "rows/s", "directions"]
+    rows = [
+        [
+            str(final.get("method", "-")),
+            str(final.get("model", "-")),
+            split,
+            *[number(metrics.get(name)) for name in METRICS],
+            str(final["best_epoch"]) if final.get("best_epoch") is not None else "-",
+            count(final.get("rows_per_s")),
+            directions_text(final.get("directions")),
+        ]
+        for split in ("valid", "test")
+        if (metrics := final.get(split))
+    ]
     return plain_table(columns, rows)
 
 
 def number(value: object, digits: int = 4) -> str:
-    """A metric with fixed digits, or a dash for what was not measured."""
+    """A metric with fixed digits, or a dash if it was not measured."""
     return f"{value:.{digits}f}" if isinstance(value, int | float) and value == value else "-"
 
 
@@ -82,6 +95,14 @@ def count(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) and value == value else "-"
 
 
+def duration(seconds: float) -> str:
+    """Seconds for people: `3.2 s`, `4 min 05 s`, `2 h 10 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def _plain(cell: str) -> str:
-    # Control characters in a name would reach the terminal.
-    return "".join(letter if letter.isprintable() else "?" for letter in cell)
+    # Control characters in a name must not reach the terminal.
+    return "".join(character if character.isprintable() else "?" for character in cell)

@@ -1,1 +1,1 @@
-"""What a run would take before it is paid for: memory, bytes on the wire, time."""
+"""Memory, bytes sent and time of a training job, estimated before it runs."""

@@ -1,1 +1,1 @@
-"""What a run did, for people: its history read back, figures, tables, the HTML report, TensorBoard."""
+"""The report of a run: figures, tables and the HTML page, without torch."""

@@ -1,96 +1,69 @@
-"""The report of a run: one HTML file with everything inside, that asks nothing of any network."""
+"""The report of a run: one HTML file that holds everything it shows and loads nothing from a network."""
 
 from __future__ import annotations
 
-import html
-import os
-import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+import jinja2
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from invdist.report import sections
+from invdist.report.content import page_content
 from invdist.runtime.errors import UserError
+from invdist.runtime.files import write_atomically
 from invdist.training.history import History
-
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""The browser itself refuses anything from outside the file."""
 
 
 def write_report(run: str | Path, compare: Sequence[str | Path] = (), output: str | Path | None = None) -> Path:
-    """Writes the report of `run`, beside those of `compare`, to `output` or RUN/report.html; gives its path.
+    """Writes the report of `run`, compared with the runs `compare`, to `output` or RUN/report.html; returns its path.
 
     The file appears whole or not at all.
     """
-    history = History.read(run)
-    others = [History.read(other) for other in compare]
-    path = Path(output) if output is not None else history.path / "report.html"
+    runs = [History.read(folder) for folder in (run, *compare)]
+    path = check_output(output if output is not None else runs[0].path / "report.html")
+    write_output(path, render(runs))
+    return path
+
+
+def render(runs: Sequence[History]) -> str:
+    """The report of the first run, compared with the others, as HTML text."""
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(_asset("page.html"))
+    css, js, plotly = (Markup(text) for text in (_asset("page.css"), _asset("page.js"), get_plotlyjs()))
+    return template.render(page_content(_distinct_names(runs)), css=css, js=js, plotly=plotly)
+
+
+def check_output(path: str | Path) -> Path:
+    """The path as one that a file can be written to; a `UserError` otherwise."""
+    path = Path(path)
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name the file to write")
     if not path.parent.is_dir():
         raise UserError(f"{path}: the folder {path.parent} does not exist")
-    write_whole(path, render(history, others))
     return path
 
 
-def render(history: History, others: Sequence[History] = ()) -> str:
-    """The report as HTML text."""
-    figures: dict[str, str] = {}
-    body = sections.body(
-        history, [_renamed(other, place, history, others) for place, other in enumerate(others)], figures
-    )
-    data = ",".join(f'"{name}":{text}' for name, text in figures.items())
-    title = html.escape(f"{history.name} · invdist")
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{title}</title>",
-            f"<style>{_asset('page.css')}</style>",
-            f"<script>{get_plotlyjs()}</script>",
-            "</head>",
-            "<body>",
-            body,
-            # "<" never stands in the data as itself, so no text of a run can end the element.
-            '<script type="application/json" id="figures">{' + data.replace("<", "\\u003c") + "}</script>",
-            f"<script>{_asset('page.js')}</script>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file so that a reader sees the old one or the whole new one."""
+def write_output(path: Path, content: str | bytes) -> None:
+    """Writes a file that appears whole or not at all; `UserError` if the disk refuses it."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            # The surrogate of a broken byte in a run's files must not stop the report.
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        # A run's files may hold bytes that are no UTF-8. They must not stop the report.
+        write_atomically(path, content.encode(errors="replace") if isinstance(content, str) else content)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _renamed(other: History, place: int, history: History, others: Sequence[History]) -> History:
-    """Two runs of the same folder name would be one line in every figure."""
-    names = [history.name, *(earlier.name for earlier in others[:place])]
-    if other.name not in names:
-        return other
-    return History(other.path, other.events, other.config, other.dataset, name=f"{other.name} ({place + 2})")
+def _distinct_names(runs: Sequence[History]) -> list[History]:
+    """Numbers runs of the same folder name, which would be one line in every figure."""
+    named: list[History] = []
+    for place, run in enumerate(runs, 1):
+        taken = run.name in [earlier.name for earlier in runs[: place - 1]]
+        named.append(replace(run, name=f"{run.name} ({place})") if taken else run)
+    return named
 
 
 def _asset(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -27,7 +27,7 @@ class ProgressLine:
             self._bar = Progress(text, BarColumn(bar_width=20), TaskProgressColumn(), console=console, transient=True)
             self._task = self._bar.add_task("", total=None, visible=False)
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
         return self

@@ -1,1 +1,1 @@
-"""Studies: strategies compared on the same data, tuned alike, selected on validation, tested once."""
+"""Studies: strategies compared on the same data, tuned equally, selected on validation, tested once per seed."""

@@ -22,7 +22,7 @@ _FILES = ("valid_file", "test_file")
 
 
 def check(table: Table) -> Dataset | None:
-    """The data set of a table if it is given by path; `UserError` if it cannot be had. Nothing is prepared."""
+    """The data set of a table that is given by path; raises `UserError` if it cannot be opened, or prepared later."""
     if table.data.prepare is None:
         return Dataset.open(str(table.data.path), verify="fast")
     _options(table.data.prepare, table.name)
@@ -30,7 +30,7 @@ def check(table: Table) -> Dataset | None:
 
 
 def open_source(source: Source, table: str, cache: Path, say: Callable[[str], None] = print) -> Dataset:
-    """The data set of a table, its recipe carried out first if that was not done before."""
+    """The data set of a table, prepared by its recipe unless that was done before."""
     if source.path is not None:
         return Dataset.open(absolute(source.path), verify="full")
     recipe = source.prepare
@@ -51,9 +51,9 @@ def open_source(source: Source, table: str, cache: Path, say: Callable[[str], No
 
 
 def _identity(recipe: Recipe, inputs: list[Path], table: str) -> str:
-    """A name of what a recipe gives: equal for the same settings, the same raw files and the same rules of `prepare`.
+    """A hash of a recipe: equal for the same settings, the same raw files and the same rules of `prepare`.
 
-    A file is the same if its size and its time of change are.
+    Files are compared by size and time of change.
     """
     files = [*inputs, *(_found(recipe.options[name], table) for name in _FILES if name in recipe.options)]
     within = [path for file in files for path in (sorted(file.rglob("*")) if file.is_dir() else [file])]
@@ -64,7 +64,7 @@ def _identity(recipe: Recipe, inputs: list[Path], table: str) -> str:
 
 def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:
     if recipe.kind not in KINDS:
-        raise UserError(f"table {table}: {recipe.kind!r} is no kind of log; expected {', '.join(KINDS)}")
+        raise UserError(f"table {table}: {recipe.kind!r} is not a kind of log; expected {', '.join(KINDS)}")
     mapping = dict(recipe.options)
     for name in _FILES:
         if name in mapping:
@@ -74,11 +74,10 @@ def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:
 
 
 def _found(name: str, table: str) -> Path:
-    """A raw file by its own path, or inside the folder that INVDIST_DATA names."""
+    """A raw file by its path, or by its path in the folder INVDIST_DATA."""
     folder = os.environ.get(DATA_VARIABLE)
-    places = [Path(name), *([Path(folder) / name] if folder else [])]
-    for place in places:
-        if place.exists():
-            return place
-    hint = "is not there either" if folder else f"set {DATA_VARIABLE} to the folder that has it"
-    raise UserError(f"table {table}: {name} not found, and {hint if not folder else f'{folder}/{name} {hint}'}")
+    for path in (Path(name), *([Path(folder) / name] if folder else [])):
+        if path.exists():
+            return path
+    hint = f"neither is {folder}/{name}" if folder else f"set {DATA_VARIABLE} to the folder that has it"
+    raise UserError(f"table {table}: {name} not found; {hint}")

@@ -1,4 +1,4 @@
-"""Which trials a study consists of: cases (rows of a table), and the points of the space that each may take."""
+"""The trials of a study: cases (rows of a table), and the points of the space that each of them may take."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Point = dict[str, Any]
 """Values by dotted key."""
 
 _SECTIONS = {field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.default_factory)}
-_LOOKED_AT = 4096
-"""Points of a large space that are tried for one that fits the data."""
+_MOST_DRAWN = 4096
+"""Points drawn from a large space to find those that fit the data."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Case:
     points: tuple[Point, ...] = field(default=(), compare=False)
     """The settings to choose from, at most `trials` of them."""
     left_out: tuple[str, ...] = field(default=(), compare=False)
-    """Why others were left out: what does not fit the data, each reason once."""
+    """Why other settings were left out: they do not fit the data. Each reason once."""
 
     def __hash__(self) -> int:
         return hash((self.table, self.name))  # values of a variant may be lists
 
     @property
     def name(self) -> str:
-        """Names the folder of its trials."""
+        """The name of the folder of its trials."""
         parts = [self.strategy] if self.strategy == FLOOR else [self.strategy, self.model]
         return "-".join([*parts, *(f"{key.rpartition('.')[2]}={_short(value)}" for key, value in self.variant)])
 
@@ -57,14 +57,14 @@ class Case:
 
     @property
     def backbone(self) -> str:
-        """The backbone for people: the floor has none."""
+        """The backbone for people; `-` for the floor, which has none."""
         return "-" if self.strategy == FLOOR else self.model
 
 
 def cases(study: Study, table: Table, dataset: Dataset | None = None) -> list[Case]:
-    """The rows of a table, the floor last; every point of each is a valid training config or `UserError`.
+    """The rows of a table, the floor last. Raises `UserError` if a point is not a valid training config.
 
-    Points that do not fit the data set, if it is given, are left out and others drawn instead.
+    With a `dataset`, points that do not fit it are left out and others are drawn instead.
     """
     strategies = [name for name in table.strategies or study.strategies if name != FLOOR]
     models = table.models or study.models
@@ -90,15 +90,15 @@ def _with_points(study: Study, table: Table, case: Case, dataset: Dataset | None
         _start(choices, start.settings, where) for start in study.start if start.concerns(case.strategy, case.model)
     ]
     for point in _each_value(choices):
-        resolve(study, table, case, point, 0, path="data")  # every value, drawn or not
+        resolve(study, table, case, point, 0, path="data")  # checks every value, drawn or not
     reasons: dict[str, None] = {}
-    met: set[str] = set()
+    seen: set[str] = set()
 
     def fits(point: Point) -> bool:
         config = resolve(study, table, case, point, 0, path="data")
-        if (text := configs.dump(config)) in met:
+        if (text := configs.dump(config)) in seen:
             return False  # 1 and 1.0 are one setting
-        met.add(text)
+        seen.add(text)
         problems = misfits(config, dataset) if dataset is not None else []
         reasons.update(dict.fromkeys(map(str, problems)))
         return not problems
@@ -116,8 +116,8 @@ def draw(
 ) -> list[Point]:
     """`count` different points of the product of `choices` that fit: those of `first`, then random ones.
 
-    Where the product is no larger than `count` it is all of it, in order. Of a large one in which little fits, some
-    thousands are looked at.
+    A product of at most `count` points is taken whole, in order. From a large product in which few points fit, some
+    thousands are drawn.
     """
     sizes = [len(values) for values in choices.values()]
     whole = math.prod(sizes)
@@ -127,7 +127,7 @@ def draw(
 
     def candidates() -> Iterator[Point]:
         yield from first
-        for size in (count + len(first), _LOOKED_AT):
+        for size in (count + len(first), _MOST_DRAWN):
             for place in chance.sample(range(whole), min(whole, size)):
                 yield _at(choices, sizes, place)
 
@@ -141,7 +141,7 @@ def draw(
 
 
 def _start(choices: Mapping[str, list[Any]], settings: Point, where: str) -> Point:
-    """A point with the given values, the first choice for all others."""
+    """A point with the given values, and the first choice for all other keys."""
     for key, value in settings.items():
         if key not in choices:
             raise UserError(f"start, {where}: {key} has no choices there; expected one of {', '.join(choices)}")
@@ -167,16 +167,16 @@ def _each_value(choices: Mapping[str, list[Any]]) -> Iterator[Point]:
 def resolve(
     study: Study, table: Table, case: Case, point: Point, seed: int, *, path: str, test: bool = False
 ) -> Config:
-    """The training config of a point; `UserError` names what is unknown or out of range."""
+    """The training config of a point; raises `UserError` for an unknown key or a value out of range."""
     mapping: dict[str, Any] = {}
     for settings in (study.base, table.base):
-        _lay_over(mapping, settings)
+        _merge(mapping, settings)
     for key, value in point.items():
         _set(mapping, key, value)
-    _lay_over(mapping, {"method": case.strategy, "model": case.model, "seed": seed, "data": {"path": path}})
+    _merge(mapping, {"method": case.strategy, "model": case.model, "seed": seed, "data": {"path": path}})
     ray, training = (mapping.setdefault(section, {}) for section in ("ray", "training"))
     if case.strategy == FLOOR or ray.setdefault("workers", 1) == 1:
-        # One rank reads by itself; and to count means, more are not worth their start.
+        # One rank needs no reader processes; and counting means is not worth the start of several ranks.
         ray["workers"], mapping["data"]["readers"] = 1, 0
         ray.pop("min_workers", None)
     training["test"] = test
@@ -188,21 +188,21 @@ def resolve(
 
 
 def identity(config: Config, fingerprint: str) -> str:
-    """What a trial is known by: its data and all its settings, but not where files lie."""
+    """The identity of a trial: a hash of its data and all its settings, without paths."""
     settings = configs.from_text(configs.dump(config))
     settings.name, settings.runs, settings.data.path = None, "", "-"
     text = json.dumps([configs.dump(settings), fingerprint])
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _lay_over(mapping: dict[str, Any], over: Mapping[str, Any]) -> None:
+def _merge(mapping: dict[str, Any], over: Mapping[str, Any]) -> None:
     for key, value in over.items():
         if isinstance(value, Mapping) and isinstance(mapping.get(key), dict):
-            _lay_over(mapping[key], value)
+            _merge(mapping[key], value)
         elif isinstance(value, Mapping):
             mapping[key] = {}
-            _lay_over(mapping[key], value)
-        elif value is not None or key not in _SECTIONS:  # a section all of whose keys are commented out says nothing
+            _merge(mapping[key], value)
+        elif value is not None or key not in _SECTIONS:  # null: all keys of the section are commented out
             mapping[key] = value
 
 
@@ -210,7 +210,7 @@ def _set(mapping: dict[str, Any], key: str, value: Any) -> None:
     nested = value
     for name in reversed(key.split(".")):
         nested = {name: nested}
-    _lay_over(mapping, nested)
+    _merge(mapping, nested)
 
 
 def _short(value: Any) -> str:

@@ -1,8 +1,7 @@
-"""Means over seeds, and whether the best is really ahead of the next."""
+"""Means over seeds, and whether one row is significantly ahead of another."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,15 +11,13 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation; the deviation of a single value is not known."""
+    """Mean and sample standard deviation, which a single value does not have."""
 
     mean: float
     deviation: float | None
 
     def __str__(self) -> str:
-        if self.deviation is None:
-            return f"{self.mean:.4f}"
-        return f"{self.mean:.4f} ± {self.deviation:.4f}"
+        return f"{self.mean:.4f}" if self.deviation is None else f"{self.mean:.4f} ± {self.deviation:.4f}"
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -32,7 +29,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 @dataclass(frozen=True)
 class Paired:
-    """The difference of two rows over the seeds that both have."""
+    """The mean difference of two rows over the seeds that both have."""
 
     difference: float
     p: float | None
@@ -41,16 +38,15 @@ class Paired:
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
-    """Holds values by seed against others; None where they have no seed in common."""
+    """Compares two rows, given as values by seed; None if they have no seed in common."""
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return None
-    a, b = (np.array([values[seed] for seed in seeds]) for values in (first, second))
-    difference = a - b
-    mean = float(difference.mean())
-    if len(seeds) < 2:
-        return Paired(mean, None, len(seeds))
-    if math.isclose(float(difference.std()), 0, abs_tol=1e-12):
-        # Without spread the t-test divides by zero: equal everywhere, or ahead by the same everywhere.
-        return Paired(mean, 1.0 if abs(mean) < 1e-12 else 0.0, len(seeds))
-    return Paired(mean, float(stats.ttest_rel(a, b).pvalue), len(seeds))
+    difference = np.array([first[seed] - second[seed] for seed in seeds])
+    mean, p = float(difference.mean()), None
+    if len(seeds) > 1 and np.ptp(difference) < 1e-12:
+        # Without spread the t-test divides by zero: equal for all seeds, or ahead by the same for all.
+        p = 1.0 if abs(mean) < 1e-12 else 0.0
+    elif len(seeds) > 1:
+        p = float(stats.ttest_rel(difference, np.zeros(len(seeds))).pvalue)
+    return Paired(mean, p, len(seeds))

@@ -1,4 +1,4 @@
-"""One trial: a training run in a folder of its own, with a line that says how it ended."""
+"""One trial: a training run in its own folder, with a file that says how it ended."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from invdist import config as configs
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
+from invdist.runtime.files import write_atomically
 from invdist.study.space import Case, Point
 from invdist.training import run_folder
 from invdist.training.history import METRICS_FILE, History
-from invdist.training.run_folder import write_atomically
 
 RESULT_FILE = "trial.json"
 TUNING, TESTING = "tuning", "seed"
@@ -31,7 +30,7 @@ class Trial:
 
     case: Case
     role: str
-    """`tuning`, or `seed`: a run of the selected setting, the only one that sees the test rows."""
+    """`tuning`, or `seed`: a run of the selected setting, the only kind that sees the test rows."""
     seed: int
     point: Point
     config: str
@@ -69,39 +68,34 @@ class Result:
         path = folder / RESULT_FILE
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
+    @classmethod
+    def failure(cls, reason: str) -> Result:
+        """The result of a trial that failed; the reason is cut to one short line."""
+        return cls(status=FAILED, reason=" ".join(reason.split())[:500])
+
     def write(self, folder: Path) -> None:
-        """Makes it the result of a trial's folder."""
+        """Writes it into a trial's folder, unless the trial has a result already."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RESULT_FILE, json.dumps(asdict(self), indent=1))
-
-
-def open_folder(config: configs.Config, folder: Path) -> None:
-    """Makes the run folder of a trial, or leaves it as a killed study left it: training continues there."""
-    if (folder / run_folder.CONFIG_FILE).is_file():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    config.runs, config.name = str(folder.parent), folder.name
-    run_folder.create(config, Dataset.open(config.data.path, verify="fast"))
+        if not (folder / RESULT_FILE).is_file():
+            write_atomically(folder / RESULT_FILE, json.dumps(asdict(self), indent=1))
 
 
 def epoch_metrics(folder: Path, metric: str) -> list[float]:
-    """The selection metric after each epoch that a run folder tells of."""
+    """The selection metric after each epoch recorded in a run folder."""
     if not (folder / METRICS_FILE).is_file():
         return []
     return [epoch["valid"][metric] for epoch in History.read(folder).epochs]
 
 
 def result_of(folder: Path, metric: str, status: str = FINISHED) -> Result:
-    """The result that the events of a run folder tell."""
+    """The result that the events of a run folder give."""
     history = History.read(folder)
     final, epochs = history.final or {}, history.epochs
-    scores = [epoch["valid"][metric] for epoch in epochs]
-    at = max(range(len(scores)), key=lambda i: scores[i]) if scores else None
-    best = epochs[at] if at is not None else {}
+    best = max(epochs, key=lambda epoch: epoch["valid"][metric], default={})
     rows, seconds = sum(epoch["rows"] for epoch in epochs), sum(epoch["seconds"] for epoch in epochs)
     return Result(
         status=status,
-        best=scores[at] if at is not None else None,
+        best=best["valid"][metric] if best else None,
         best_epoch=best.get("epoch"),
         epochs=len(epochs),
         seconds=seconds,
@@ -113,63 +107,61 @@ def result_of(folder: Path, metric: str, status: str = FINISHED) -> Result:
     )
 
 
-def run(
-    text: str, folder: Path, keep_checkpoints: bool, on_epoch: Callable[[dict[str, Any]], None], *, cuda: bool = False
-) -> None:
-    """Trains in this process, on one rank, and writes the result; what goes wrong is a result, too."""
-    try:
-        config = configs.from_text(text)
-        open_folder(config, folder)
+def run(text: str, folder: Path, keep_checkpoints: bool, on_epoch: Callable[[], None], *, cuda: bool = False) -> None:
+    """Trains in this process, on one rank, and writes the result; an exception becomes a failed result."""
+
+    def fit(config: configs.Config) -> None:
         device = _join_group(cuda)
         from invdist.training.trainer import Trainer
 
-        Trainer(config, folder, device=device).fit(on_epoch)
-        result = result_of(folder, config.training.metric)
-    except Exception as error:
-        result = failure(folder, error)
-    _end(result, folder, keep_checkpoints)
+        Trainer(config, folder, device=device).fit(lambda valid: on_epoch())
+
+    _run(fit, text, folder, keep_checkpoints)
 
 
 def run_on_group(text: str, folder: Path, keep_checkpoints: bool) -> None:
-    """Trains over the ranks that the config asks for, as a Ray Train job of its own, and writes the result.
+    """Trains on the number of ranks in the config, as a Ray Train job, and writes the result."""
 
-    A job that was stopped early has a result by then.
-    """
-    from invdist.training import ray_backend
+    def fit(config: configs.Config) -> None:
+        from invdist.training import ray_backend
 
+        ray_backend.fit(config, folder)
+
+    _run(fit, text, folder, keep_checkpoints)
+
+
+def _run(fit: Callable[[configs.Config], None], text: str, folder: Path, keep_checkpoints: bool) -> None:
     try:
         config = configs.from_text(text)
-        open_folder(config, folder)
-        ray_backend.fit(config, folder)
+        _open_folder(config, folder)
+        fit(config)
         result = result_of(folder, config.training.metric)
     except Exception as error:
-        result = failure(folder, error)
-    _end(result, folder, keep_checkpoints)
-
-
-def _end(result: Result, folder: Path, keep_checkpoints: bool) -> None:
-    if Result.read(folder) is None:
-        result.write(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        (folder / "error.txt").write_text(f"{stamp}\n{''.join(traceback.format_exception(error))}")
+        result = Result.failure(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+    result.write(folder)
     if not keep_checkpoints:
-        forget_weights(folder)
+        remove_checkpoints(folder)
 
 
-def forget_weights(folder: Path) -> None:
+def remove_checkpoints(folder: Path) -> None:
     """Removes the checkpoints of a trial that has its result."""
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def failure(folder: Path, error: BaseException) -> Result:
-    """The result of a trial that could not go on; the traceback is kept in its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    (folder / "error.txt").write_text(f"{stamp}\n{''.join(traceback.format_exception(error))}")
-    return Result(status=FAILED, reason=" ".join(reason.split())[:500])
+def _open_folder(config: configs.Config, folder: Path) -> None:
+    """Makes the run folder of a trial. One that a killed study left is kept: training continues there."""
+    if (folder / run_folder.CONFIG_FILE).is_file():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    config.runs, config.name = str(folder.parent), folder.name
+    run_folder.create(config, Dataset.open(config.data.path, verify="fast"))
 
 
 def _join_group(cuda: bool):
-    """The device of this process, which is a group by itself: an actor that is used again is one already."""
+    """Makes this process a group of one rank, unless an earlier trial in it did; returns its device."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
 """Trials on Ray Tune: several at once, with ASHA among the trials of one case.
 
-A trial of one rank is trained in the process that Tune gives it, on a CPU or a GPU. For one of several ranks that
-process is only the driver: it starts a Ray Train job, whose workers take what they need beside Tune's account.
+A trial of one rank is trained in the process that Tune gives it, on a CPU or a GPU. For several ranks that process
+only starts a Ray Train job, whose workers reserve their own resources.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from invdist import config as configs
 from invdist.runtime.errors import UserError
 from invdist.study import trial as trials_module
 from invdist.study.spec import Stopping
-from invdist.study.trial import FAILED, STOPPED, TUNING, Result, Trial, epoch_metrics, result_of
+from invdist.study.trial import STOPPED, TUNING, Result, Trial, epoch_metrics, result_of
 from invdist.training.history import METRICS_FILE, Tail
 from invdist.training.ray_backend import cluster_uses_cuda
 from invdist.training.run_folder import STOP_FILE
 
 METRIC = "best"
 _EPOCH = "training_iteration"
-_LOOK_S = 0.5
-"""How often the driver of a group looks for epochs that have ended."""
+_CHECK_S = 0.5
+"""Seconds between two checks for epochs that a group has finished."""
 
 
 class Interrupted(Exception):
-    """The study was asked to end; what is done is kept."""
+    """The study was interrupted; finished trials are kept."""
 
 
 def run_trials(
@@ -54,8 +54,8 @@ def run_trials(
 ) -> None:
     """Runs trials; returns when every one has a result, raises `Interrupted` on Ctrl-C.
 
-    One of one rank has a CPU, and `gpus` GPUs where the cluster has any. `earlier` are tuning trials that have a
-    result from before: those of the same case are held against them.
+    A trial of one rank gets a CPU, and `gpus` GPUs if the cluster has any. `earlier` are tuning trials that have a
+    result from an earlier call: trials of the same case are compared with them.
     """
     if not trials:
         return
@@ -91,39 +91,39 @@ def run_trials(
             scheduler=scheduler,
             max_concurrent_trials=concurrent,
             reuse_actors=True,
-            # No metric here: Tune would end the whole study on a trial that fails before its first epoch.
+            # No metric here: with one, Tune ends the whole study if a trial fails before its first epoch.
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
             name="tune", storage_path=str(scratch), verbose=0, callbacks=[_Watch(by_folder, end)]
         ),
     )
-    # It warns that its own records, which are turned off, cannot be read.
+    # It warns that it cannot read its own records, which are turned off.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     try:
         tuner.fit()
     finally:
-        # Everything a study needs is in the trials' own folders.
+        # Everything that a study needs is in the folders of its trials.
         shutil.rmtree(scratch / "tune", ignore_errors=True)
     lost = [trial for trial in ended if trial.result is None]
     if lost:
         raise UserError(
-            f"{len(lost)} trials ended and left no result, such as {lost[0].folder}: the study's folder must be on a "
-            "disk that every node shares (folder=/mnt/shared/studies)"
+            f"{len(lost)} trials ended without a result, such as {lost[0].folder}: the study's folder must be on a "
+            "disk that all nodes share (folder=/mnt/shared/studies)"
         )
     if any(trial.result is None for trial in trials):
         raise Interrupted
 
 
 def _resources(payload: dict[str, Any], gpus: float) -> tune.PlacementGroupFactory:
-    """What Tune sets aside for a trial. A driver needs next to nothing, but Tune knows no trial without resources."""
+    """What Tune reserves for a trial. The driver of a group needs almost nothing, but Tune does not accept nothing."""
     if payload["ranks"] > 1:
         return tune.PlacementGroupFactory([{"CPU": 0.01}])
     return tune.PlacementGroupFactory([{"CPU": 1.0, **({"GPU": gpus} if payload["cuda"] else {})}])
 
 
 def _train(config: dict[str, Any]) -> None:
-    """What Tune runs for a trial, in a process that may have run others before."""
+    """What Tune runs for a trial, in a process that may have run other trials."""
     payload = config["trial"]
     text, folder = payload["config"], Path(payload["folder"])
     metric = configs.from_text(text).training.metric
@@ -134,31 +134,31 @@ def _train(config: dict[str, Any]) -> None:
         best = max(best, value)
         tune.report({METRIC: best})
 
-    told = epoch_metrics(folder, metric)  # of a trial that continues
-    for value in told:
+    earlier = epoch_metrics(folder, metric)  # of a trial that continues
+    for value in earlier:
         report(value)
-    tail, done = Tail(folder / METRICS_FILE), len(told)
+    tail, done = Tail(folder / METRICS_FILE), len(earlier)
 
     def report_new() -> None:
         nonlocal done
         for event in tail.new():
-            # One whose checkpoint was not whole when the trial was killed is gone through again.
+            # An epoch is repeated if the trial was killed before its checkpoint was complete.
             if event["event"] == "epoch" and event["epoch"] >= done:
                 done += 1
                 report(event["valid"][metric])
 
     if payload["ranks"] == 1:
-        trials_module.run(text, folder, payload["keep"], lambda valid: report_new(), cuda=payload["cuda"])
+        trials_module.run(text, folder, payload["keep"], report_new, cuda=payload["cuda"])
         return
     group = threading.Thread(target=trials_module.run_on_group, args=(text, folder, payload["keep"]))
     group.start()
     while group.is_alive():
-        group.join(_LOOK_S)
+        group.join(_CHECK_S)
         report_new()
 
 
 class FairStopping(FIFOScheduler):
-    """ASHA for each case by itself, so that no strategy is stopped because another one is better or quicker."""
+    """ASHA within each case, so that no strategy is stopped because another one is better or faster."""
 
     def __init__(self, epochs: int, stopping: Stopping) -> None:
         super().__init__()
@@ -166,15 +166,15 @@ class FairStopping(FIFOScheduler):
         self._by_case: dict[str, AsyncHyperBandScheduler] = {}
 
     def remember(self, trial: Trial) -> None:
-        """Counts an earlier trial's epochs among those that others are held against."""
+        """Adds an earlier trial's epochs to those that trials of its case are compared with."""
         metric = configs.from_text(trial.config).training.metric
         asha = self._asha(f"{trial.case.table}/{trial.case.name}")
-        stand_in: Any = SimpleNamespace(trial_id=str(trial.folder))
-        asha.on_trial_add(None, stand_in)  # pyright: ignore[reportArgumentType]
+        earlier: Any = SimpleNamespace(trial_id=str(trial.folder))
+        asha.on_trial_add(None, earlier)  # pyright: ignore[reportArgumentType]
         best = float("-inf")
         for epoch, value in enumerate(epoch_metrics(trial.folder, metric), 1):
             best = max(best, value)
-            asha.on_trial_result(None, stand_in, {_EPOCH: epoch, METRIC: best})  # pyright: ignore[reportArgumentType]
+            asha.on_trial_result(None, earlier, {_EPOCH: epoch, METRIC: best})  # pyright: ignore[reportArgumentType]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         self._of(trial).on_trial_add(tune_controller, trial)
@@ -185,10 +185,9 @@ class FairStopping(FIFOScheduler):
             payload = trial.config["trial"]
             folder = Path(payload["folder"])
             metric = configs.from_text(payload["config"]).training.metric
-            if Result.read(folder) is None:
-                result_of(folder, metric, STOPPED).write(folder)
+            result_of(folder, metric, STOPPED).write(folder)
             if payload["ranks"] > 1:
-                # Tune would end the driver alone, and leave a group that nobody releases: it is asked to end itself.
+                # Tune would end the driver only and leave the group running: ask the group to end.
                 (folder / STOP_FILE).touch()
                 return TrialScheduler.CONTINUE
         return decision
@@ -208,7 +207,7 @@ class FairStopping(FIFOScheduler):
                 time_attr=_EPOCH,
                 metric=METRIC,
                 mode="max",
-                # A trial that reaches its last epoch must still come to its own end.
+                # Above the last epoch, so that a trial that reaches it can finish by itself.
                 max_t=max(self._epochs, self._stopping.grace_epochs) + 1,
                 grace_period=self._stopping.grace_epochs,
                 reduction_factor=self._stopping.reduction,
@@ -217,7 +216,7 @@ class FairStopping(FIFOScheduler):
 
 
 class _Watch(tune.Callback):
-    """Tells of trials as they end, and records those whose process died."""
+    """Reports trials as they end, and records those whose process died."""
 
     def __init__(self, by_folder: dict[str, Trial], on_end: Callable[[Trial], None]) -> None:
         self._by_folder, self._on_end = by_folder, on_end
@@ -226,10 +225,8 @@ class _Watch(tune.Callback):
         self._end(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        ours = self._by_folder[trial.config["trial"]["folder"]]
-        if ours.result is None:
-            reason = str(trial.get_ray_actor_error() or trial.get_error() or "its process died")
-            Result(status=FAILED, reason=" ".join(reason.split())[:500]).write(ours.folder)
+        reason = str(trial.get_ray_actor_error() or trial.get_error() or "its process died")
+        Result.failure(reason).write(Path(trial.config["trial"]["folder"]))
         self._end(trial)
 
     def _end(self, trial: Any) -> None:

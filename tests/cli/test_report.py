@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -121,6 +122,25 @@ def test_diverged_losses_are_drawn_as_gaps(tmp_path: Path) -> None:
     assert "Infinity" not in data
 
 
+def test_directions_are_drawn_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", ig_events(epochs=2, test_steps=30))
+    first, second = tmp_path / "first.svg", tmp_path / "second.svg"
+    assert main(["--run", str(run), "--directions", str(first)]) == 0
+    assert main(["--run", str(run), "--directions", str(second)]) == 0
+    picture = first.read_text()
+    assert picture == second.read_text()
+    for text in (">direct<", ">pass<", ">inverse<", ">training-test loss<"):
+        assert text in picture
+    # Markers are references to one shape for each direction: 60 steps, three in the legend.
+    tree = ElementTree.fromstring(picture)
+    shapes = [use for use in tree.iter("{http://www.w3.org/2000/svg}use") if "fill-opacity" in use.get("style", "")]
+    assert len(shapes) == 60 + 3
+    assert not (run / "report.html").exists()
+    plain = write_run(tmp_path / "plain", ig_events(test_steps=0))
+    assert main(["--run", str(plain), "--directions", str(first)]) == 2
+    assert "no step of this run chose a direction" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -128,6 +148,7 @@ def test_diverged_losses_are_drawn_as_gaps(tmp_path: Path) -> None:
         (["--run", "{run}", "--compare", "{tmp}"], "not a run folder"),
         (["--run", "{run}", "--output", "{tmp}/no/such/file.html"], "does not exist"),
         (["--run", "{run}", "--output", "{tmp}"], "is a folder"),
+        (["--run", "{run}", "--directions", "{tmp}/timeline.pdf"], "ending in .html, .svg, .png"),
     ],
 )
 def test_bad_input_is_one_clear_sentence(

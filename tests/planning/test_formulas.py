@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from invdist.planning.formulas import (
-    Job,
     Spread,
     busiest,
     dense_bytes,
@@ -17,13 +16,15 @@ from invdist.planning.formulas import (
     plain_traffic,
     plain_working_bytes,
 )
+from invdist.planning.job import Job
 
-JOB = Job(users=37_692, items=131_690, columns=32, dense=33, saved=32, batch=4096, ranks=4)
-ROW_WISE = [Spread("row_wise", 32), Spread("row_wise", 32)]
+JOB = Job(users=37_692, items=131_690, dim=32, batch=4096, gpus=4)
+"""GMF: 32 columns, 33 dense parameters, 32 saved values of a pair."""
+ROW_WISE = [Spread(sharding="row_wise", columns=32), Spread(sharding="row_wise", columns=32)]
 
 
 def test_a_plain_step_by_hand() -> None:
-    # 1,024 pairs a rank ask for 2 x 1,024 cells, three quarters of them elsewhere: 1,536.
+    # 1,024 pairs a rank need 2 x 1,024 pieces, three quarters of them from others: 1,536.
     traffic = plain_traffic(JOB, ROW_WISE)
     assert traffic.ids == 1536 * 8 + 3 * 8
     assert traffic.rows == traffic.gradients == 1536 * 32 * 4
@@ -50,18 +51,21 @@ def test_bytes_do_not_depend_on_tables_and_hardly_on_ranks() -> None:
     large = replace(JOB, users=10**9, items=10**8)
     assert ig_traffic(large, ROW_WISE) == ig_traffic(JOB, ROW_WISE)
     # The same 1,024 pairs a rank on ever more ranks: bounded by the case in which nothing stays at home.
-    totals = [ig_traffic(replace(JOB, ranks=g, batch=1024 * g), ROW_WISE).total for g in (2, 8, 64, 1024)]
+    totals = [ig_traffic(replace(JOB, gpus=g, batch=1024 * g), ROW_WISE).total for g in (2, 8, 64, 1024)]
     rows_of_all = 5 * 2 * 1024 * 32 * 4
     assert totals == sorted(totals)
     assert rows_of_all < totals[-1] < 1.12 * rows_of_all
 
 
 def test_one_rank_sends_nothing() -> None:
-    assert ig_traffic(replace(JOB, ranks=1), ROW_WISE).total == 0
+    assert ig_traffic(replace(JOB, gpus=1), ROW_WISE).total == 0
 
 
 def test_table_wise_the_owner_answers_for_all() -> None:
-    spreads = [Spread("table_wise", 32, owners=(0,)), Spread("table_wise", 32, owners=(1,))]
+    spreads = [
+        Spread(sharding="table_wise", columns=32, owners=(0,)),
+        Spread(sharding="table_wise", columns=32, owners=(1,)),
+    ]
     owner, other = (plain_traffic(JOB, spreads, rank) for rank in (0, 2))
     assert owner.rows == 3 * 1024 * 32 * 4
     assert owner.gradients == 1024 * 32 * 4
@@ -70,8 +74,11 @@ def test_table_wise_the_owner_answers_for_all() -> None:
     assert busiest(JOB, spreads, inverse_gradient=False) == owner
 
 
-def test_column_wise_a_cell_is_a_piece() -> None:
-    spreads = [Spread("column_wise", 32, owners=(0, 1)), Spread("column_wise", 32, owners=(2, 3))]
+def test_column_wise_a_piece_is_a_column_shard() -> None:
+    spreads = [
+        Spread(sharding="column_wise", columns=32, owners=(0, 1)),
+        Spread(sharding="column_wise", columns=32, owners=(2, 3)),
+    ]
     traffic = plain_traffic(JOB, spreads, rank=0)
     assert traffic.ids == (1024 + 2 * 1024) * 8 + 3 * 8
     assert traffic.rows == 3 * 1024 * 16 * 4
@@ -79,7 +86,7 @@ def test_column_wise_a_cell_is_a_piece() -> None:
 
 
 def test_data_parallel_tells_every_rank() -> None:
-    spreads = [Spread("data_parallel", 32)] * 2
+    spreads = [Spread(sharding="data_parallel", columns=32)] * 2
     traffic = plain_traffic(JOB, spreads)
     assert traffic.rows == 0
     assert traffic.gradients == 3 * 2 * 1024 * 32 * 4
@@ -90,13 +97,21 @@ def test_memory_by_hand() -> None:
     indices = 3 * 8 * 2 * 1024 * 8
     tower = 32 * 1024 * 4
     assert plain_working_bytes(JOB) == 10 * rows + indices + 2 * tower
-    assert ig_added_bytes(JOB) == (11 + 4 + 3) * rows + indices + (2 + 3) * tower + 5 * 33 * 4
+    assert ig_added_bytes(JOB) == (11 + 5) * rows + indices + (2 + 1) * tower + 3 * 1024 * 4 + 3 * 33 * 4
     assert ig_added_bytes(replace(JOB, users=10**9)) == ig_added_bytes(JOB)
     assert JOB.row_bytes == 32 * 4 * 3
     assert replace(JOB, optimizer="sgd").row_bytes == 128
     assert replace(JOB, optimizer="rowwise_adagrad").row_bytes == 132
     assert dense_bytes(JOB) == 33 * 4 * 4
     assert memory_traffic(JOB, False) == 2 * plain_working_bytes(JOB) + 6 * rows
+
+
+def test_a_candidate_more_costs_its_logits_in_memory_and_a_forward_in_time() -> None:
+    more = replace(JOB, candidates=4)
+    assert ig_added_bytes(more) - ig_added_bytes(JOB) == 1024 * 4
+    moved = 2 * (2 * 1024 * 32 * 4 + 32 * 1024 * 4 + 33 * 4 + 1024 * 4)
+    assert memory_traffic(more, True) - memory_traffic(JOB, True) == moved
+    assert operations(more, True) - operations(JOB, True) == 2 * 33 * 1024
 
 
 def test_operations_and_steps() -> None:

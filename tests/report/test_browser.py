@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from invdist.report.browser import Browser, find_chromium
 from invdist.report.page import write_report
+from tests.report.browser import Browser, find_chromium
 from tests.report.generated import ig_events, metrics, write_run
 
 pytestmark = pytest.mark.skipif(

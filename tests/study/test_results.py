@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from invdist.evaluation.tables import METRICS
 from invdist.study import results
+from invdist.study.markdown import ahead, markdown
 from invdist.study.space import Case
 from invdist.study.spec import load
-from invdist.study.tables import ahead, markdown
 from invdist.study.trial import Result, Trial
 from tests.study.specs import tiny, written
 
@@ -21,6 +23,10 @@ def _trial(folder: Path, strategy: str, role: str, seed: int, result: Result | N
     if result is not None:
         result.write(trial.folder)
     return trial
+
+
+def _dataset(rows: dict[str, int]) -> Any:
+    return SimpleNamespace(users=2, items=3, rows=rows, fingerprint="f")
 
 
 def test_selection_looks_at_validation_and_nothing_else(tmp_path: Path):
@@ -50,7 +56,7 @@ def test_rows_with_other_seeds_are_not_tested_against_each_other(tmp_path: Path)
     rows = [_row(tmp_path, "none", [0.800, 0.800, 0.801]), _row(tmp_path, "ig", [0.810, 0.812, 0.811, 0.600])]
     said = ahead("On gmf", rows, "auc", 10)
     assert said is not None
-    assert "0.8003, ahead of ig on gmf 0.7583 by 0.0421 AUC (not tested: they have not the same seeds)" in said
+    assert "0.8003, ahead of ig on gmf 0.7583 by 0.0421 AUC (not tested: their seeds differ)" in said
     rows[1] = _row(tmp_path, "dns", [0.810, 0.812, 0.811])
     assert "significant at 0.05" in (ahead("On gmf", rows, "auc", 10) or "")
 
@@ -64,8 +70,7 @@ def test_the_table_shows_spread_floor_failures_and_who_is_ahead(tmp_path: Path):
         _row(tmp_path, "ig", [0.70, 0.72]),
         _row(tmp_path, "means", [0.65, 0.65]),
     ]
-    described = {"users": 2, "items": 3, "rows": {"train": 4}, "fingerprint": "f"}
-    text = markdown(study, study.tables[0], rows, described, "auc", 10)
+    text = markdown(study, study.tables[0], rows, _dataset({"train": 4}), "auc", 10)
     assert "| none | gmf | 0.6100 ± 0.0141 |" in text
     assert "| ig | gmf | **0.7100 ± 0.0141** |" in text
     assert "| means | - |" in text
@@ -86,6 +91,6 @@ def test_compared_settings_have_the_directions_of_their_epochs_over_seeds(tmp_pa
         events = [{"event": "epoch", "epoch": number, "directions": way} for number, way in enumerate(epochs)]
         (runs[-1].folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     row = results.row(Case("feed", "ig", "gmf", (("ig.alpha_ratio", 10),)), runs, {})
-    text = markdown(study, study.tables[0], [row], {"users": 2, "items": 3, "rows": {}, "fingerprint": "f"}, "auc", 10)
+    text = markdown(study, study.tables[0], [row], _dataset({}), "auc", 10)
     assert "| direct / pass / inverse in epoch | 0 | 1 |" in text
     assert "| ig, alpha_ratio 10 on gmf | 75% / 0% / 25% | 25% / 75% / 0% |" in text

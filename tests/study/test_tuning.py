@@ -45,7 +45,7 @@ class _Running:
         return self.scheduler.on_trial_result(None, trial, result) == TrialScheduler.STOP
 
 
-def test_a_trial_is_held_against_those_of_its_own_case(tmp_path: Path) -> None:
+def test_a_trial_is_compared_with_those_of_its_own_case(tmp_path: Path) -> None:
     running = _Running(tmp_path, Stopping(grace_epochs=2, reduction=3))
     good = [running.add("none-gmf", f"good{i}") for i in range(3)]
     bad = [running.add("srns-gmf", f"bad{i}") for i in range(3)]
@@ -77,7 +77,7 @@ def test_a_trial_is_held_against_those_of_before_an_interruption(tmp_path: Path)
         assert running.epoch(trial, 2, 0.5) is stops
 
 
-def test_an_epoch_that_is_gone_through_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_epoch_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial killed between the line of epoch 1 and its checkpoint repeats that epoch."""
     folder, told = tmp_path / "trial", []
     for epoch, value in enumerate((0.6, 0.7)):
@@ -86,7 +86,7 @@ def test_an_epoch_that_is_gone_through_again_counts_once(tmp_path: Path, monkeyp
     def train(text: str, run: Path, keep: bool, on_epoch: Any, cuda: bool) -> None:
         for epoch, value in ((1, 0.7), (2, 0.8)):
             _write_epoch(run, epoch, value)
-            on_epoch({"auc": value})
+            on_epoch()
 
     monkeypatch.setattr(tuning.trials_module, "run", train)
     monkeypatch.setattr(tuning.tune, "report", lambda result: told.append(result[tuning.METRIC]))

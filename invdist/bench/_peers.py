@@ -1,4 +1,4 @@
-"""The steps this engine is compared with: TorchRec's own fused step, and the authors' three copies."""
+"""The steps that this engine's are compared with: TorchRec's fused step, and the three copies of the authors' code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from invdist.learning.losses import inverse_dual_loss, log_loss
 
 
 class FusedStep:
-    """A log-loss step as TorchRec offers it: sharded rows with fused SGD inside `backward`, dense SGD beside."""
+    """A log-loss step as TorchRec's documentation sets it up: fused SGD on sharded rows in `backward`, dense SGD."""
 
     def __init__(self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch]) -> None:
         import torchrec
@@ -72,7 +72,7 @@ class FusedStep:
 
 
 class ThreeCopiesStep:
-    """Phase 2 the way the authors' code has it: three deep copies of a model in one process, dense gradients."""
+    """Phase 2 as in the authors' code: three deep copies of a model in one process, dense gradients."""
 
     def __init__(self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch]) -> None:
         self.model = _Dense(users, items, model, dim)

@@ -1,7 +1,4 @@
-"""Headless Chromium, where there is one: to look at a page as people will, and to make pictures of figures.
-
-Spoken to in the DevTools protocol over two pipes, which needs no port and no package.
-"""
+"""Headless Chromium for tests of pages, driven by the DevTools protocol over two pipes: no port, no package."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from invdist.runtime.errors import UserError
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -47,12 +42,12 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """A browser of its own, with a fresh profile and no way to reach any host. Use as a context manager."""
+    """A browser with a fresh profile that can reach no host. Use as a context manager."""
 
     def __init__(self) -> None:
         program = find_chromium()
         if program is None:
-            raise UserError("no Chromium found: install it, or name it in $INVDIST_CHROMIUM")
+            raise FileNotFoundError("no Chromium found: install it, or name it in $INVDIST_CHROMIUM")
         self._profile = tempfile.mkdtemp(prefix="invdist-browser-")
         to_child, self._out = _pipe()
         self._in, from_child = _pipe()
@@ -61,7 +56,7 @@ class Browser:
         self._pid = os.posix_spawn(
             program,
             [program, *_FLAGS, f"--user-data-dir={self._profile}"],
-            os.environ | {"TMPDIR": self._profile},  # it is killed at the end, so its leftovers must be ours
+            os.environ | {"TMPDIR": self._profile},  # it is killed at the end: its files go with the profile
             file_actions=[(os.POSIX_SPAWN_DUP2, source, place) for source, place in places],
             setpgroup=0,
         )
@@ -100,7 +95,7 @@ class Browser:
         return page
 
     def call(self, method: str, options: dict[str, Any] | None = None, session: str | None = None) -> dict[str, Any]:
-        """Sends one command and gives its result; events that arrive meanwhile are kept in `events`."""
+        """Sends one command and returns its result; events that arrive meanwhile are kept in `events`."""
         self._next += 1
         command: dict[str, Any] = {"id": self._next, "method": method, "params": options or {}}
         if session:
@@ -122,7 +117,7 @@ class Browser:
             ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
             part = os.read(self._in, 1 << 20) if ready else b""
             if not part:
-                raise UserError(f"the browser {'ended' if ready else 'did not answer'}; is {find_chromium()} whole?")
+                raise RuntimeError(f"{find_chromium()} {'ended' if ready else 'did not answer'}")
             self._received += part
         message, _, self._received = self._received.partition(b"\0")
         return json.loads(message)
@@ -191,7 +186,7 @@ class Page:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose ends are numbered out of the way of those the browser is to get as 3 and 4."""
+    """A pipe with descriptors above 10, because the browser gets its own ends as 3 and 4."""
     ends = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:
