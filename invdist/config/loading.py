@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from invdist.config.fields import Problem, convert, describe, fail, merge, to_mapping
+from pydantic import create_model
+
+from invdist.config.fields import as_section, build, describe, to_mapping
 from invdist.config.plain_yaml import parse, read_yaml, to_yaml
 from invdist.config.registry import STRATEGIES
 from invdist.config.schema import Config
@@ -25,16 +28,9 @@ def from_text(text: str, *, source: str = "settings") -> Config:
 
 def from_mapping(mapping: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "") -> Config:
     """The checked settings that a plain mapping describes: what `load` does after reading the file."""
-    problems: list[Problem] = []
-    merged = merge(mapping, overrides, problems)
-    options = {
-        name: convert(STRATEGIES.get(name).Config, merged.pop(name, None), source, problems, f"{name}.")
-        for name in STRATEGIES.names()
-    }
-    config = convert(Config, merged, source, problems, also_known=options)
-    fail(problems)
-    assert config is not None
-    config.strategy = options[config.method]
+    whole = build(_with_options(), mapping, overrides, source=source)
+    config = Config(**{name: getattr(whole, name) for name in Config.model_fields})
+    config.strategy = getattr(whole, config.method)
     return config
 
 
@@ -52,9 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
     parser.add_argument("--print-config", action="store_true", help="show the resolved settings and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file's")
-    parser.epilog = f"keys, each of which can be set as key=value:\n\n{_describe_all()}"
+    parser.epilog = f"keys, each of which can be set as key=value:\n\n{describe(_with_options())}"
 
 
-def _describe_all() -> str:
-    sections = [describe(STRATEGIES.get(name).Config, f"{name}.") for name in STRATEGIES.names()]
-    return "\n".join([describe(Config), *(section for section in sections if section)])
+def _with_options() -> type[Config]:
+    """`Config` with a section more for the options of each strategy."""
+    return _extended(tuple((name, STRATEGIES.get(name).Config) for name in STRATEGIES.names()))
+
+
+@functools.cache
+def _extended(options: tuple[tuple[str, type], ...]) -> type[Config]:
+    sections: dict[str, Any] = {name: (as_section(kind), ...) for name, kind in options}
+    return create_model("Config", __base__=Config, **sections)

@@ -52,14 +52,14 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise UserError(f"line {self.peek_event().start_mark.line + 1}: YAML aliases (*name) are not taken")
+            raise UserError(f"line {self.peek_event().start_mark.line + 1}: YAML aliases (*name) are not allowed")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen if isinstance(key.value, str) else False:
-                raise UserError(f"line {key.start_mark.line + 1}: the key {shown(key.value)} stands there twice")
+                raise UserError(f"line {key.start_mark.line + 1}: the key {shown(key.value)} appears twice")
             if isinstance(key.value, str):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -74,9 +74,11 @@ def parse(content: bytes, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{source}: line {line}: not YAML ({error.problem})") from None
-    # PyYAML leaks KeyError, ValueError, AttributeError and RecursionError: malformed scalars, deep nesting.
+    except RecursionError:
+        raise UserError(f"{source}: nested too deeply") from None
+    # PyYAML lets KeyError, ValueError, AttributeError and others out where a value does not fit its tag.
     except Exception as error:
-        raise UserError(f"{source}: not YAML ({type(error).__name__})") from None
+        raise UserError(f"{source}: a value is malformed ({error})"[:300]) from None
 
 
 def shown(value: Any) -> str:

@@ -1,23 +1,22 @@
-"""The settings of a training run: one dataclass per section of the YAML file.
+"""The settings of a training run: one class per section of the YAML file.
 
-Options of a learning strategy are in a section of its own name (`ig:`), typed by the dataclass that it registers.
+Options of a learning strategy are in a section of its own name (`ig:`), typed by the `Config` that it registers.
 Sections of other strategies may be there too, so one file serves several methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from invdist.config.fields import Count, CountOrZero, NonNegative, OneOf, Positive, Range, Share
+from annotated_types import Ge
+from pydantic import PrivateAttr
+
+from invdist.config.fields import BelowOne, Count, CountOrZero, NonNegative, OneOf, Positive, Section, Share
 from invdist.config.registry import BACKBONES, STRATEGIES
 
-BelowOne = Annotated[float, Range(at_least=0, below=1)]
 
-
-@dataclass(kw_only=True, slots=True)
-class DataConfig:
+class DataConfig(Section):
     """Which prepared data set, and how it is streamed."""
 
     path: str
@@ -34,8 +33,7 @@ class DataConfig:
     """Rows that are shuffled together; the memory of a reader grows with it."""
 
 
-@dataclass(kw_only=True, slots=True)
-class UnlabeledConfig:
+class UnlabeledConfig(Section):
     """Where rows without a label come from."""
 
     source: Literal["exposures", "sampled", "mix"] = "exposures"
@@ -48,8 +46,7 @@ class UnlabeledConfig:
     """Sampled items are drawn with a chance ~ count^popularity; 0 is uniform."""
 
 
-@dataclass(kw_only=True, slots=True)
-class RowsConfig:
+class RowsConfig(Section):
     """The sharded embedding tables."""
 
     dim: Count = 32
@@ -73,16 +70,14 @@ class RowsConfig:
             yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
 
 
-@dataclass(kw_only=True, slots=True)
-class TowerConfig:
+class TowerConfig(Section):
     """The dense part of the model."""
 
     dropout: BelowOne = 0.0
     """Share of hidden units dropped in NeuMF's tower while training."""
 
 
-@dataclass(kw_only=True, slots=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """The gamma optimizer, of rows and dense weights alike."""
 
     gamma: Positive = 1e-3
@@ -97,8 +92,7 @@ class OptimizerConfig:
     """Adam and Adagrad: added to the denominator."""
 
 
-@dataclass(kw_only=True, slots=True)
-class TrainingConfig:
+class TrainingConfig(Section):
     """How long, in which precision, and what counts as better."""
 
     epochs: Count = 20
@@ -117,8 +111,7 @@ class TrainingConfig:
     """Score the test rows once, at the end; false while settings are still being chosen."""
 
 
-@dataclass(kw_only=True, slots=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """When to save, where, and what to keep."""
 
     path: str | None = None
@@ -133,8 +126,7 @@ class CheckpointConfig:
     """Write in the background; a step waits only for the copy in memory."""
 
 
-@dataclass(kw_only=True, slots=True)
-class RayConfig:
+class RayConfig(Section):
     """The worker group."""
 
     workers: Count = 2
@@ -147,12 +139,11 @@ class RayConfig:
     """CPUs that Ray reserves for each worker."""
     timeout_s: Positive = 300.0
     """A collective that waits longer than this fails instead of hanging."""
-    max_failures: Annotated[int, Range(at_least=-1)] = 3
+    max_failures: Annotated[int, Ge(-1)] = 3
     """Restarts of the worker group before the run gives up; -1: as often as it takes."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Config:
+class Config(Section):
     """A training run."""
 
     method: Annotated[str, OneOf(STRATEGIES.names)] = "ig"
@@ -166,15 +157,23 @@ class Config:
     name: str | None = None
     """Name of the run folder; by default method, model and time."""
     data: DataConfig
-    unlabeled: UnlabeledConfig = field(default_factory=UnlabeledConfig)
-    rows: RowsConfig = field(default_factory=RowsConfig)
-    tower: TowerConfig = field(default_factory=TowerConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
-    strategy: Any = field(init=False, default=None)
-    """The options of the chosen method: an instance of the dataclass that it registers."""
+    unlabeled: UnlabeledConfig = UnlabeledConfig()
+    rows: RowsConfig = RowsConfig()
+    tower: TowerConfig = TowerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    ray: RayConfig = RayConfig()
+    _strategy: Any = PrivateAttr(None)
+
+    @property
+    def strategy(self) -> Any:
+        """The options of the chosen method: an instance of the `Config` that it registers."""
+        return self._strategy
+
+    @strategy.setter
+    def strategy(self, options: Any) -> None:
+        self._strategy = options
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems that concern several fields, as (dotted key, what is wrong)."""

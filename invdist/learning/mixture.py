@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from invdist.config.fields import NonNegative
+from invdist.config.fields import NonNegative, Section
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.losses import log_loss
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy, all_pairs
@@ -17,8 +16,7 @@ from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, St
 class Mixture(Strategy):
     """`mean log-loss of labeled rows + weight * mean loss of unlabeled rows`, both means over all ranks."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         """Options that every mixture has."""
 
         weight: NonNegative = 1.0

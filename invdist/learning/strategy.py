@@ -2,8 +2,7 @@
 
 @STRATEGIES.register("mine")
 class Mine(Strategy):
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         weight: float = 1.0
         \"\"\"Shown in --help and checked like every other field.\"\"\"
 
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from invdist.config.fields import Section
 from invdist.data.stream.batches import Batch
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.stopwatch import Stopwatch
@@ -99,8 +99,7 @@ class Record:
 class Strategy(ABC):
     """How labeled and unlabeled pairs become updates. One object per rank, in step with the others."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         """A strategy without options of its own."""
 
     def __init__(self, setting: Setting, model: Recommender) -> None:

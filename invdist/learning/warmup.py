@@ -11,14 +11,14 @@ Shapes: `n` labeled rows of a step, `r` exposures for each, `k` the dimension of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from invdist.config.fields import CountOrZero, Positive, Range
+from invdist.config.fields import CountOrZero, Positive, Section
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy, unlabeled
 from invdist.models.recommender import Recommender
@@ -28,14 +28,13 @@ PHASE = "warmup"
 _WARMED = "warmed"
 
 
-@dataclass(kw_only=True, slots=True)
-class WarmupOptions:
+class WarmupOptions(Section):
     """How rows are warmed before the first epoch."""
 
     passes: CountOrZero = 24
     """How often the labeled rows are gone round, each with its exposures; 0: no warm start. Enough is when every
     exposure was seen about ten times."""
-    rate: Annotated[int, Range(at_least=2)] = 8
+    rate: Annotated[int, Ge(2)] = 8
     """Exposures for each labeled row of a step."""
     gamma: Positive = 0.01
     """Learning rate of the warm start."""

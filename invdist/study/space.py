@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -14,6 +13,7 @@ from typing import Any
 
 from invdist import config as configs
 from invdist.config import Config
+from invdist.config.fields import Section
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
 from invdist.study.spec import FLOOR, Study, Table
@@ -22,7 +22,7 @@ from invdist.training.data_checks import misfits
 Point = dict[str, Any]
 """Values by dotted key."""
 
-_SECTIONS = {field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.default_factory)}
+_SECTIONS = {name for name, field in Config.model_fields.items() if isinstance(field.default, Section)}
 _MOST_DRAWN = 4096
 """Points drawn from a large space to find those that fit the data."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from invdist.config.fields import Count, CountOrZero, OneOf, Range, _Override, build
-from invdist.config.plain_yaml import parse, read_yaml
+from annotated_types import Gt
+
+from invdist.config.fields import Count, CountOrZero, OneOf, Section, build
+from invdist.config.plain_yaml import read_yaml
 from invdist.config.registry import BACKBONES, STRATEGIES
 from invdist.runtime.errors import UserError
 
@@ -19,20 +20,18 @@ Strategy = Annotated[str, OneOf(STRATEGIES.names)]
 Backbone = Annotated[str, OneOf(BACKBONES.names)]
 
 
-@dataclass(kw_only=True, slots=True)
-class Recipe:
+class Recipe(Section):
     """How a raw log becomes the data set of a table: what `invdist prepare` would be given."""
 
     kind: str
     """A kind of log that `invdist prepare` knows."""
-    input: list[str] = field(default_factory=list)
+    input: list[str] = []
     """Files or folders; what is not found as it is, is looked for in the folder that INVDIST_DATA names."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
     """Options of the kind, such as label_fraction."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Source:
+class Source(Section):
     """The data set of a table: a path, or a recipe that is prepared once."""
 
     path: str | None = None
@@ -46,8 +45,7 @@ class Source:
             yield "path", "expected either a path or a `prepare:` recipe"
 
 
-@dataclass(kw_only=True, slots=True)
-class _Scope:
+class _Scope(Section):
     """Some strategies on some backbones."""
 
     strategies: list[Strategy] | None = None
@@ -61,7 +59,6 @@ class _Scope:
         return named and (self.models is None or model in self.models)
 
 
-@dataclass(kw_only=True, slots=True)
 class Block(_Scope):
     """Settings to choose from, for some strategies and backbones; a later block wins over an earlier one."""
 
@@ -75,7 +72,6 @@ class Block(_Scope):
                 yield f"choices.{key}", "expected at least one value"
 
 
-@dataclass(kw_only=True, slots=True)
 class Start(_Scope):
     """A point to try before those drawn at random: it counts as one of the trials."""
 
@@ -83,16 +79,15 @@ class Start(_Scope):
     """Values by dotted key; each must be among the choices, and keys left out take their first choice."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Table:
+class Table(Section):
     """One table of results: a data set, and what differs from the rest of the study."""
 
     name: str
     """Heads the table, and names its folder."""
     data: Source
-    base: dict[str, Any] = field(default_factory=dict)
+    base: dict[str, Any] = {}
     """Training settings laid over those of the study."""
-    space: list[Block] = field(default_factory=list)
+    space: list[Block] = []
     """Blocks after those of the study."""
     strategies: list[Strategy] | None = None
     """Instead of those of the study."""
@@ -100,7 +95,7 @@ class Table:
     """Instead of those of the study."""
     seeds: list[CountOrZero] | None = None
     """Instead of those of the study."""
-    published: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    published: dict[str, dict[str, list[float]]] = {}
     """Figures of others to stand beside: by backbone and strategy, [AUC, GAUC, NDCG]."""
 
     def check(self) -> Iterator[tuple[str, str]]:
@@ -109,18 +104,16 @@ class Table:
             yield "name", f"{self.name!r} names no folder: expected a name without slashes"
 
 
-@dataclass(kw_only=True, slots=True)
-class Stopping:
+class Stopping(Section):
     """ASHA: trials that lag behind those of the same strategy and backbone are stopped early."""
 
     grace_epochs: Count = 5
     """No trial is stopped before this many epochs."""
-    reduction: Annotated[float, Range(above=1)] = 3.0
+    reduction: Annotated[float, Gt(1)] = 3.0
     """At epochs grace * reduction^k one trial in `reduction` goes on."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Study:
+class Study(Section):
     """A study."""
 
     name: str
@@ -131,9 +124,9 @@ class Study:
     """Where data sets of recipes are."""
     strategies: list[Strategy]
     """Which strategies to compare; `means` is always one of them."""
-    models: list[Backbone] = field(default_factory=lambda: ["gmf"])
+    models: list[Backbone] = ["gmf"]
     """Which backbones."""
-    seeds: list[CountOrZero] = field(default_factory=lambda: [0, 1, 2, 3, 4])
+    seeds: list[CountOrZero] = [0, 1, 2, 3, 4]
     """The selected setting of each strategy and backbone is trained with each of these seeds, and tested."""
     trials: Count = 8
     """Settings tried for each strategy and backbone: the same tuning budget for all."""
@@ -143,20 +136,20 @@ class Study:
     """Seed of the tuning trials, and of the random search; none of `seeds`."""
     concurrent: Count = 2
     """Trials at once. One of one rank takes a CPU, and a GPU where there is one."""
-    gpus: Annotated[float, Range(above=0)] = 1.0
+    gpus: Annotated[float, Gt(0)] = 1.0
     """GPUs of each trial, where the cluster has any and ray.device is not cpu; with a fraction trials share one."""
     cpus: Count | None = None
     """CPUs of the private Ray; null: as many as trials at once or workers need."""
     keep_tuning_checkpoints: bool = False
     """Keep the weights of tuning trials, too; their settings, metrics and events are always kept."""
-    stopping: Stopping = field(default_factory=Stopping)
-    compare: dict[str, list[Any]] = field(default_factory=dict)
+    stopping: Stopping = Stopping()
+    compare: dict[str, list[Any]] = {}
     """Dotted keys whose values are compared: each is a row of the table of its own, and tuned on its own."""
-    base: dict[str, Any] = field(default_factory=dict)
+    base: dict[str, Any] = {}
     """Training settings of every trial, as in a training config, without data.path."""
-    space: list[Block] = field(default_factory=list)
+    space: list[Block] = []
     """What is searched; where it leaves one point there is nothing to tune."""
-    start: list[Start] = field(default_factory=list)
+    start: list[Start] = []
     """Points to try first, such as the settings of a strategy's authors."""
     tables: list[Table]
     """The tables."""
@@ -199,7 +192,6 @@ def load(path: str | Path, overrides: Iterable[str] = (), *, only: list[str] | N
     made on it, without published figures.
     """
     study = build(Study, read_yaml(path), overrides, source=str(path))
-    study.base = _typed(study.base)
     if only:
         unknown = [name for name in only if name not in [table.name for table in study.tables]]
         if unknown:
@@ -208,12 +200,5 @@ def load(path: str | Path, overrides: Iterable[str] = (), *, only: list[str] | N
         study.tables = [table for table in study.tables if table.name in only]
     if data:
         first = study.tables[0]
-        study.tables = [replace(first, data=Source(path=data), published={})]
+        study.tables = [first.model_copy(update={"data": Source(path=data), "published": {}})]
     return study
-
-
-def _typed(value: Any) -> Any:
-    """Free-form settings, with what was typed on the command line read as YAML."""
-    if isinstance(value, dict):
-        return {key: _typed(inner) for key, inner in value.items()}
-    return parse(value.text.encode(), "command line") if isinstance(value, _Override) else value

@@ -12,14 +12,14 @@ import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import field_validator
 
-from invdist.config.fields import Count, OpenShare, Positive, build, describe, to_mapping
+from invdist.config.fields import Count, OpenShare, Positive, Section, build, describe, to_mapping
 from invdist.config.plain_yaml import MAX_BYTES, read_yaml, to_yaml
 from invdist.runtime.errors import UserError
 
 
-@dataclass(kw_only=True, slots=True)
-class Inner:
+class Inner(Section):
     """A section."""
 
     rate: Positive = 0.1
@@ -27,12 +27,11 @@ class Inner:
     of the inner steps."""
     kind: Literal["sign", "sgd"] = "sign"
     """Which."""
-    steps: list[int] = field(default_factory=lambda: [1, 2])
+    steps: list[int] = [1, 2]
     """Where."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Outer:
+class Outer(Section):
     """A whole config."""
 
     path: str
@@ -43,9 +42,9 @@ class Outer:
     """How many."""
     flag: bool = False
     name: str | None = None
-    inner: Inner = field(default_factory=Inner)
-    others: list[Inner] = field(default_factory=list)
-    grid: dict[str, list[float]] = field(default_factory=dict)
+    inner: Inner = Inner()
+    others: list[Inner] = []
+    grid: dict[str, list[float]] = {}
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems across fields."""
@@ -96,20 +95,124 @@ def test_every_problem_is_reported_at_once_with_place_key_and_remedy() -> None:
     assert lines == [
         "10 problems in the settings",
         "command line: 'nonsense': expected key=value, for example training.epochs=5",
-        "a.yaml: cuont: no such key; did you mean count?",
         "a.yaml: path: is missing; expected text",
         "a.yaml: share: expected a number above 0 and below 1, not 1",
-        "command line: count: expected a whole number at least 1, not '2.5'",
+        "command line: count: expected a whole number at least 1, not 2.5",
         "a.yaml: flag: expected true or false, not 1",
-        "command line: inner.stepz: no such key; did you mean inner.steps?",
         "a.yaml: inner.rate: expected a number above 0, not 0",
         "a.yaml: inner.kind: expected one of sign, sgd, not 'adam'",
+        "command line: inner.stepz: no such key; did you mean inner.steps?",
         "a.yaml: others.0.rate: expected a number above 0, not -1",
+        "a.yaml: cuont: no such key; did you mean count?",
     ]
 
 
 def test_check_across_fields_names_the_field() -> None:
     assert _problems({"path": "x", "flag": True, "count": 1}) == ["a.yaml: count: expected at least 2 with flag"]
+
+
+class Required(Section):
+    """A section with a key that must be given."""
+
+    place: str
+    size: Count = 1
+
+
+class Blamed(Section):
+    """Sections that a file may leave out."""
+
+    path: str = "x"
+    inner: Inner = Inner()
+    made: Required | None = None
+    several: list[Required] = []
+
+
+@pytest.mark.parametrize(
+    ("mapping", "overrides", "expected"),
+    [
+        # A section that only the command line made is the command line's, whatever is wrong with it.
+        ({}, ["made.size=2"], "command line: made.place: is missing; expected text"),
+        ({"made": None}, ["made.size=2"], "command line: made.place: is missing; expected text"),
+        ({}, ["made={size: 2}"], "command line: made.place: is missing; expected text"),
+        ({}, ["made.place=a", "made.sise=2"], "command line: made.sise: no such key; did you mean made.size?"),
+        ({}, ["mode.place=a"], "command line: mode: no such key; did you mean made?"),
+        ({}, ["several=[{place: a}, {size: 2}]"], "command line: several.1.place: is missing; expected text"),
+        ({}, ["inner={rate: 0}"], "command line: inner.rate: expected a number above 0, not 0"),
+        ({}, ["inner={rat: 1}"], "command line: inner.rat: no such key; did you mean inner.rate?"),
+        ({}, ["inner=[1]"], "command line: inner: expected a section with keys, not [1]"),
+        # What is wrong in the file stays the file's, though the command line has set something beside it.
+        ({"made": {"size": 2}}, ["made.size=3"], "a.yaml: made.place: is missing; expected text"),
+        ({"inner": {"rat": 1}}, ["inner.rate=3"], "a.yaml: inner.rat: no such key; did you mean inner.rate?"),
+        ({"mode": {"size": 2}}, ["mode.place=a"], "a.yaml: mode: no such key; did you mean made?"),
+        ({"several": [{"size": 2}]}, ["inner.rate=3"], "a.yaml: several.0.place: is missing; expected text"),
+        ({"inner": {"rate": 0}}, ["inner.steps=[1]"], "a.yaml: inner.rate: expected a number above 0, not 0"),
+    ],
+)
+def test_who_is_to_blame(mapping: dict, overrides: list[str], expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build(Blamed, mapping, overrides, source="a.yaml")
+    assert str(caught.value) == expected
+
+
+def test_fields_that_disagree_because_of_the_command_line_are_its_problem() -> None:
+    file = {"path": "x", "count": 1}
+    assert _problems(file, "flag=true") == ["command line: count: expected at least 2 with flag"]
+    assert _problems({**file, "flag": True}, "name=n") == ["a.yaml: count: expected at least 2 with flag"]
+
+
+def test_defaults_are_not_shared() -> None:
+    first, second = Outer(path="a"), Outer(path="b")
+    first.inner.steps.append(9)
+    first.grid["a"] = []
+    assert second == Outer(path="b")
+    assert second.inner.steps == [1, 2]
+
+
+def test_a_validator_of_pydantic_names_its_field() -> None:
+    class Even(Section):
+        number: int = 0
+
+        @field_validator("number")
+        @classmethod
+        def _even(cls, value: int) -> int:
+            if value % 2:
+                raise ValueError(f"expected an even number, not {value}")
+            return value
+
+    with pytest.raises(UserError, match=r"^command line: number: expected an even number, not 3$"):
+        build(Even, {}, ["number=3"], source="a.yaml")
+
+
+@dataclass(kw_only=True, slots=True)
+class Plain:
+    """Options of somebody else's strategy, as a plain dataclass."""
+
+    weight: float = 1.0
+    sizes: list[int] = field(default_factory=lambda: [1])
+    required: Positive
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems across fields."""
+        if len(self.sizes) > 2:
+            yield "sizes", "expected two at most"
+
+    def doubled(self) -> float:
+        """A method that the strategy uses."""
+        return 2 * self.weight
+
+
+def test_a_plain_dataclass_is_a_section_too() -> None:
+    built = build(Plain, {"required": 1}, ["weight=1e-4"])
+    assert (built.weight, built.sizes, built.required, built.doubled()) == (1e-4, [1], 1.0, 2e-4)
+    assert to_mapping(built) == {"weight": 1e-4, "sizes": [1], "required": 1.0}
+    assert "plain.weight  (a number; default 1.0)\nplain.sizes" in describe(Plain, "plain.")
+    for overrides, message in (
+        (["weight=x"], "2 problems in the settings\n.*weight: expected a number, not 'x'\n.*required: is missing"),
+        (["required=1", "waight=1"], "no such key; did you mean weight"),
+        (["required=1", "sizes=[1, 2, 3]"], "sizes: expected two at most"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build(Plain, {}, overrides)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +312,13 @@ _KEYS = ["path", "share", "count", "flag", "name", "inner", "others", "grid", "r
 def test_any_mapping_and_overrides_give_settings_or_a_message(mapping: dict[str, object], overrides: list[str]) -> None:
     with contextlib.suppress(UserError):
         assert isinstance(build(Outer, mapping, overrides), Outer)
+
+
+def test_deep_nesting_is_said_in_plain_words(tmp_path: Path) -> None:
+    file = tmp_path / "deep.yaml"
+    file.write_bytes(b"a: " + b"[" * 5000)
+    with pytest.raises(UserError, match=r"deep\.yaml: nested too deeply$"):
+        read_yaml(file)
 
 
 @pytest.mark.parametrize("missing", ["absent.yaml", "."])

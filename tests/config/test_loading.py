@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from invdist import config
+from invdist.config.registry import STRATEGIES
+from invdist.learning.warmup import WarmupOptions
 from invdist.runtime.errors import UserError
 from tests.conftest import REPOSITORY
 
@@ -53,7 +55,7 @@ def test_all_problems_of_file_overrides_and_strategy_sections_come_together(tmp_
         f"{file}: ig.alpha: expected a number above 0 or null, not -1",
         f"{file}: optimizer.gama: no such key; did you mean optimizer.gamma?",
         f"{file}: none.x: no such key",
-        "command line: tower.dropout: expected a number at least 0 and below 1, not '1'",
+        "command line: tower.dropout: expected a number at least 0 and below 1, not 1",
         "command line: ray.device: expected one of auto, cpu, cuda, not 'tpu'",
     ):
         assert expected in text
@@ -79,15 +81,19 @@ def test_impossible_values_are_refused_by_key(tmp_path: Path, overrides: list[st
 
 def test_every_field_has_a_doc_line() -> None:
     import argparse
-    import dataclasses
 
-    from invdist.config.fields import describe, field_docs
+    from invdist.config.fields import Section, describe
 
     parser = argparse.ArgumentParser()
     config.add_arguments(parser)
-    for section in dataclasses.fields(config.Config):
-        if section.default_factory is not dataclasses.MISSING:
-            kind = type(section.default_factory())
-            assert set(field_docs(kind)) == {field.name for field in dataclasses.fields(kind)}, section.name
-            assert describe(kind, f"{section.name}.") in parser.format_help()
+    sections = {name: field.annotation for name, field in config.Config.model_fields.items()}
+    sections |= {name: STRATEGIES.get(name).Config for name in STRATEGIES.names()}
+    checked = 0
+    for name, kind in sections.items():
+        if isinstance(kind, type) and issubclass(kind, Section):
+            nested = [f for f in kind.model_fields.values() if f.annotation is WarmupOptions]
+            assert all(f.description for f in kind.model_fields.values() if f not in nested), name
+            assert describe(kind, f"{name}.") in parser.format_help()
+            checked += 1
+    assert checked == 8 + len(STRATEGIES.names())
     assert "ig.alpha  (a number above 0 or null; default null)" in parser.format_help()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from invdist.config.fields import Share
+from invdist.config.fields import Section, Share
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
@@ -15,8 +13,7 @@ from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, St
 class SmoothedLabels(Strategy):
     """Labels are pulled towards one half."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         """Options of label smoothing."""
 
         amount: Share = 0.1

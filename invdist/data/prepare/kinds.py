@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from invdist.config.fields import Count, CountOrZero, OneOf, OpenShare, Range
+from annotated_types import Gt, Le
+
+from invdist.config.fields import Count, CountOrZero, OneOf, OpenShare, Section
 from invdist.data.prepare.given import GivenSplit
 from invdist.data.prepare.labeling import COLUMNS, Labeling
 from invdist.data.prepare.log import RawLog
@@ -18,8 +19,7 @@ from invdist.data.prepare.synthetic import PRESETS, Scale, SyntheticLog
 from invdist.runtime.errors import UserError
 
 
-@dataclass(kw_only=True, slots=True)
-class Options:
+class Options(Section):
     """What every kind has: how rows are divided and written."""
 
     seed: CountOrZero = 0
@@ -36,7 +36,7 @@ class Options:
     """Share of labeled rows for the test."""
     training_test_fraction: OpenShare = 0.1
     """Share of the training rows that become training_test: they judge update directions."""
-    label_fraction: Annotated[float, Range(above=0, at_most=1)] = 1.0
+    label_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the training labels to keep; the other rows become unclear, their labels kept apart as truth."""
     duplicates: Literal["last", "first"] = "last"
     """Which row of a repeated (user, item) pair counts, by time and then by the order of the log."""
@@ -61,7 +61,6 @@ class Options:
         return None
 
 
-@dataclass(kw_only=True, slots=True)
 class RatingOptions(Options):
     """Ratings: what counts as liked."""
 
@@ -72,7 +71,7 @@ class RatingOptions(Options):
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems that concern several options."""
-        yield from Options.check(self)
+        yield from super().check()
         if self.negative_to >= self.positive_from:
             yield "negative_to", f"expected below positive_from ({self.positive_from:g})"
 
@@ -86,7 +85,6 @@ def _chains() -> list[str]:
     return [*names, *(f"feedback+{name}" for name in names if name != "feedback")]
 
 
-@dataclass(kw_only=True, slots=True)
 class PlayOptions(Options):
     """Plays: which of them are clear."""
 
@@ -99,7 +97,7 @@ class PlayOptions(Options):
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems that concern several options."""
-        yield from Options.check(self)
+        yield from super().check()
         if self.finish_below >= self.finish_above:
             yield "finish_below", f"expected below finish_above ({self.finish_above:g})"
 
@@ -110,7 +108,6 @@ class PlayOptions(Options):
         )
 
 
-@dataclass(kw_only=True, slots=True)
 class Ml1m(RatingOptions):
     """The published MovieLens-1M zip, or its ratings.dat, or the folder that holds that."""
 
@@ -121,8 +118,7 @@ class Ml1m(RatingOptions):
         return Ml1mLog(inputs[0])
 
 
-@dataclass(kw_only=True, slots=True)
-class RatingColumns:
+class RatingColumns(Section):
     """Column names of a rating log."""
 
     user: str = "user"
@@ -131,22 +127,20 @@ class RatingColumns:
     time: str = "time"
 
 
-@dataclass(kw_only=True, slots=True)
 class Ratings(RatingOptions):
     """Any CSV or parquet files with user, item and rating."""
 
-    columns: RatingColumns = field(default_factory=RatingColumns)
+    columns: RatingColumns = RatingColumns()
     id_type: Literal["auto", "string"] = "auto"
     """How ids in CSV files are read; parquet has its own types."""
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The log in the input files and folders."""
-        columns = dataclasses.asdict(self.columns)
+        columns = self.columns.model_dump()
         return FileLog("ratings", find_files(inputs), columns, self.labeling().columns, self.id_type)
 
 
-@dataclass(kw_only=True, slots=True)
-class PlayColumns:
+class PlayColumns(Section):
     """Column names of a play log. Like and hate are looked for only where a rule needs them; time, where there is any,
     settles which row of a pair is the last."""
 
@@ -159,21 +153,19 @@ class PlayColumns:
     time: str = "time"
 
 
-@dataclass(kw_only=True, slots=True)
 class MicroVideo(PlayOptions):
     """Any CSV or parquet play log."""
 
-    columns: PlayColumns = field(default_factory=PlayColumns)
+    columns: PlayColumns = PlayColumns()
     id_type: Literal["auto", "string"] = "auto"
     """How ids in CSV files are read; parquet has its own types."""
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The log in the input files and folders."""
-        columns = dataclasses.asdict(self.columns)
+        columns = self.columns.model_dump()
         return FileLog("microvideo", find_files(inputs), columns, self.labeling().columns, self.id_type)
 
 
-@dataclass(kw_only=True, slots=True)
 class KuaiRand(PlayOptions):
     """KuaiRand logs as published: log_*.csv, plain or gz, one or several, or the folder that holds them."""
 
@@ -193,7 +185,6 @@ class KuaiRand(PlayOptions):
         )
 
 
-@dataclass(kw_only=True, slots=True)
 class Synthetic(PlayOptions):
     """A generated feed with known truth; it takes no --input."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from invdist.config.fields import Range
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.strategies.ns import NegativeSampling
@@ -19,11 +18,10 @@ from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, un
 class DynamicNegativeSampling(NegativeSampling):
     """As `ns`, each unlabeled row being the one of `candidates` random pairs of a user that scores highest."""
 
-    @dataclass(kw_only=True, slots=True)
     class Config(NegativeSampling.Config):
         """Options of dynamic negative sampling."""
 
-        candidates: Annotated[int, Range(at_least=2)] = 8
+        candidates: Annotated[int, Ge(2)] = 8
         """Random pairs of which the hardest becomes the negative (M of the paper)."""
 
     @classmethod

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Literal
 
-from invdist.config.fields import Count, Positive
+from invdist.config.fields import Count, Positive, Section
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange
 from invdist.learning.inverse_gradient import InverseGradient
@@ -19,8 +18,7 @@ from invdist.models.recommender import Recommender
 class InverseGradientStrategy(Strategy):
     """Phase 1 on training-train, then phase 2 on training-test with unlabeled batches, every epoch."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         """Options of the Inverse Gradient."""
 
         alpha: Positive | None = None
@@ -29,7 +27,7 @@ class InverseGradientStrategy(Strategy):
         """alpha over gamma where alpha is null (the paper: 0.1)."""
         inner: Literal["sign", "sgd"] = "sign"
         """How the direct gradient becomes an update: sign (one step of a fresh Adam) or sgd (as it is)."""
-        candidates: list[float] = field(default_factory=lambda: [-1.0, 0.0, 1.0])
+        candidates: list[float] = [-1.0, 0.0, 1.0]
         """Multipliers of the update that are tried: -1 direct, 0 pass, 1 inverse; more make a line search."""
         phase2_passes: Count = 1
         """How often phase 2 goes round the training-test rows in one epoch."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from invdist.config.fields import Positive
+from invdist.config.fields import Positive, Section
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.losses import log_loss
@@ -21,8 +20,7 @@ from invdist.models.recommender import Recommender
 class Means(Strategy):
     """`logit(p_u) + logit(p_i) - logit(p)`, counted over the labeled rows of an epoch; the model is not touched."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         """Options of the means."""
 
         smoothing: Positive = 10.0

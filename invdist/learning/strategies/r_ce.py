@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from invdist.config.fields import NonNegative
+from invdist.config.fields import NonNegative, Section
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
@@ -17,8 +15,7 @@ from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, St
 class ReweightedLogLoss(Strategy):
     """Positives are weighted by p^b, negatives by (1-p)^b; no gradient goes through the weight."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         """Options of the reweighted loss."""
 
         b: NonNegative = 0.2

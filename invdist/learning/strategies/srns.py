@@ -7,13 +7,13 @@ So a memory of candidates per user prefers a high score and a high variance of p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from invdist.config.fields import Count, NonNegative, Positive, Range
+from invdist.config.fields import Count, NonNegative, Positive
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.candidate_memory import CandidateMemory, noise_of
@@ -46,7 +46,6 @@ class _Asked(NamedTuple):
 class RobustNegativeSampling(NegativeSampling):
     """As `ns`, the unlabeled rows being the best of a memory of candidates per user, cut over ranks by user."""
 
-    @dataclass(kw_only=True, slots=True)
     class Config(NegativeSampling.Config):
         """Options of robust negative sampling."""
 
@@ -54,7 +53,7 @@ class RobustNegativeSampling(NegativeSampling):
         """Candidate items kept for each user (S1 of the paper); at least unlabeled.rate."""
         fresh: Count = 16
         """Random candidates that a user's memory meets when it is refreshed (S2)."""
-        history: Annotated[int, Range(at_least=2)] = 5
+        history: Annotated[int, Ge(2)] = 5
         """Past scores kept for each candidate."""
         temperature: Positive = 1.0
         """Candidates stay in memory with a chance ~ exp(score / temperature)."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from invdist.config.fields import Count, Share
+from invdist.config.fields import Count, Section, Share
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.exchange import Exchange
@@ -23,8 +22,7 @@ from invdist.models.recommender import Recommender
 class TruncatedLogLoss(Strategy):
     """Mean log-loss over the global batch without the largest-loss share of its positives."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config:
+    class Config(Section):
         """Options of the truncated loss."""
 
         max_drop: Share = 0.1

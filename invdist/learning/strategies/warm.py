@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from invdist.config.registry import STRATEGIES
 from invdist.learning.strategies.ig import InverseGradientStrategy
 from invdist.learning.strategies.none import LogLoss
@@ -14,19 +12,17 @@ from invdist.learning.warmup import Warmup, WarmupOptions
 class WarmInverseGradient(Warmup, InverseGradientStrategy):
     """As `ig`, from rows that have learned from exposures which items are alike."""
 
-    @dataclass(kw_only=True, slots=True)
     class Config(InverseGradientStrategy.Config):
         """Options of the inverse gradient, and of the warm start."""
 
-        warmup: WarmupOptions = field(default_factory=WarmupOptions)
+        warmup: WarmupOptions = WarmupOptions()
 
 
 @STRATEGIES.register("none_warm")
 class WarmLogLoss(Warmup, LogLoss):
     """As `none`, from the same rows: what the warm start gives by itself."""
 
-    @dataclass(kw_only=True, slots=True)
     class Config(LogLoss.Config):
         """Options of the warm start."""
 
-        warmup: WarmupOptions = field(default_factory=WarmupOptions)
+        warmup: WarmupOptions = WarmupOptions()
