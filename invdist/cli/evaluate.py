@@ -9,10 +9,9 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from invdist.data.schema import LABELED_SPLITS
 from invdist.runtime.errors import UserError, exit_on_user_error
 from invdist.runtime.install import check_stack
-
-SPLITS = ("valid", "test", "training_test", "train")
 
 
 @exit_on_user_error
@@ -22,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="invdist evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run", required=True, help="folder of the run")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="rows to score (default: test)")
+    parser.add_argument("--split", choices=LABELED_SPLITS, default="test", help="rows to score (default: test)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as a moved data.path")
     args = parser.parse_intermixed_args(argv)

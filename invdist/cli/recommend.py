@@ -9,11 +9,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from invdist.data.schema import SPLITS, TRAINING_LABELED
 from invdist.runtime.errors import UserError, exit_on_user_error
 from invdist.serving import options
 from invdist.serving.formats import FORMATS
-
-SPLITS = ("train", "training_test", "valid", "test", "unclear")
 
 
 @exit_on_user_error
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seen",
         nargs="+",
         choices=(*SPLITS, "nothing"),
-        default=["train", "training_test"],
+        default=list(TRAINING_LABELED),
         help="leave out the items a user has in these splits (default: train training_test); nothing: rank them too",
     )
     parser.add_argument("--format", choices=FORMATS, default="parquet", help="of the output (default: parquet)")

@@ -11,6 +11,7 @@ import torch
 from invdist.config import Config
 from invdist.config.registry import BACKBONES, STRATEGIES
 from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED
 from invdist.models.frozen import FrozenModel
 from invdist.serving.ids import RawIds
 from invdist.training import run_folder
@@ -34,7 +35,7 @@ class OpenedRun:
     def prior(self) -> float:
         """The fallback score of what the model does not know: log-odds of the training labels, one row added to each
         class."""
-        classes = [self.dataset.manifest["classes"][split] for split in ("train", "training_test")]
+        classes = [self.dataset.manifest["classes"][split] for split in TRAINING_LABELED]
         positives, negatives = (sum(c[kind] for c in classes) + 1 for kind in ("positives", "negatives"))
         return math.log(positives / negatives)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from invdist.data.schema import SPLITS
+from invdist.data.schema import SPLITS, TRAINING_LABELED
 from invdist.data.stream.observed import ObservedPairs
 from invdist.runtime.errors import UserError
 from invdist.serving.annotating import checkpoint_identity
@@ -20,7 +20,7 @@ from invdist.serving.pairs import COUNTS, Pairs, Source
 from invdist.serving.scoring import Scorer
 from invdist.serving.topk import TopK
 
-SEEN = ("train", "training_test")
+SEEN = TRAINING_LABELED
 """Splits whose items are not recommended again, unless asked otherwise: the labeled rows of training."""
 
 Progress = Callable[[int], None]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from invdist.data.sets import contains, sorted_set
+from invdist.data.sorted_sets import contains, sorted_set
 from invdist.runtime.errors import UserError
 
 FACTORS = 4
@@ -153,6 +153,7 @@ class SyntheticLog:
     """The log of a synthetic feed (a `RawLog`), made user block by user block: memory does not grow with rows."""
 
     has_time = True
+    has_day = False
     has_truth = True
 
     def __init__(self, name: str, scale: Scale, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes a prepared data set: shards first, the manifest last; the folder gets its name only when it is whole."""
+"""Writes a prepared data set: shards first, the manifest last. The folder gets its name when it is complete."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ class DatasetWriter:
 
 @contextmanager
 def new_dataset(output: Path, shard_rows: int) -> Iterator[DatasetWriter]:
-    """A writer into a hidden sibling of `output`, which is renamed to `output` when the block ends well.
+    """A writer into a hidden sibling of `output`, which is renamed to `output` when the block ends without an error.
 
-    Whatever goes wrong inside, the half-written folder is removed; a killed process leaves a folder named
-    `.<name>.partial-...` without a manifest, which nothing takes for a data set.
+    After an error the unfinished folder is removed. A killed process leaves a folder `.<name>.partial-...` without a
+    manifest, which cannot be opened as a data set.
     """
-    if output.exists():
+    if output.exists() or output.is_symlink():
         raise UserError(f"{output} is already there; choose another --output or remove it first")
     partial = output.parent / f".{output.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
@@ -132,12 +132,19 @@ def new_dataset(output: Path, shard_rows: int) -> Iterator[DatasetWriter]:
                 raise UserError(f"{output} appeared while it was being prepared; nothing was overwritten") from error
             raise
     except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
         raise UserError(_disk_message(error, output)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _disk_message(error: OSError, output: Path) -> str:
+    """What went wrong, and which unfinished folders are left: of this call if it could not be removed, or of others."""
+    left = sorted(output.parent.glob(f".{output.name}.partial-*"))
+    removal = f"; unfinished folders that can be deleted: {', '.join(map(str, left))}" if left else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"no room to write {output}: {error.strerror}; free space (about 40 bytes per log row) and prepare again"
-    return f"cannot write {output}: {error}"
+        return (
+            f"no room to write {output}: {error.strerror}; what was written is removed; "
+            f"free space (about 40 bytes per log row) and prepare again{removal}"
+        )
+    return f"cannot write {output}: {error}{removal}"

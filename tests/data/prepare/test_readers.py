@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from invdist.data.dataset import Dataset
-from invdist.data.prepare.kinds import KuaiRand, MicroVideo, Ml1m, PlayColumns, RatingColumns, Ratings
-from invdist.data.prepare.pipeline import prepare
+from invdist.data.prepare.options import KuaiRand, MicroVideo, Ml1m, PlayColumns, RatingColumns, Ratings
+from invdist.data.prepare.pipeline import prepare_log
 from invdist.runtime.errors import UserError
 
 PLAYS = "user,item,play_time,duration,like,hate,time\n"
@@ -30,7 +30,7 @@ def plays(rows: int = 300, seed: int = 0) -> str:
 
 
 def run(kind, inputs: list[Path], output: Path) -> dict:
-    return prepare(kind.open(inputs), kind.labeling(), kind.cut(), output, given=kind.given())
+    return prepare_log(kind, inputs, output)
 
 
 def test_csv_gzip_tsv_and_parquet_give_the_same(tmp_path: Path):
@@ -236,7 +236,7 @@ def test_ml_1m_by_itself_and_zipped(tmp_path: Path):
     (tmp_path / "no.zip").write_bytes(b"no zip")
     (tmp_path / "folder").mkdir()
     wrong = {
-        "other.zip": "holds no ratings.dat",
+        "other.zip": "has no ratings.dat",
         "no.zip": "no.zip cannot be read",
         "folder": "ratings.dat is not there",
     }

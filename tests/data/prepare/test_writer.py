@@ -15,7 +15,8 @@ import pytest
 
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.labeling import Labeling
-from invdist.data.prepare.pipeline import Cut, prepare
+from invdist.data.prepare.options import Options
+from invdist.data.prepare.pipeline import no_progress, prepare
 from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 from invdist.data.prepare.writer import DatasetWriter
 from invdist.runtime.errors import UserError
@@ -23,9 +24,9 @@ from invdist.runtime.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def make(output: Path, **more) -> None:
+def make(output: Path, progress=no_progress, **options) -> None:
     log = SyntheticLog("tiny", PRESETS["tiny"], 0)
-    prepare(log, Labeling(rules=("finish_rate",)), Cut(), output, **more)
+    prepare(log, Labeling(rules=("finish_rate",)), Options(**options), output, progress)
 
 
 def test_disk_full_at_any_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
