@@ -148,14 +148,16 @@ class CleanRows:
         return dict(zip(_QUANTILES, values.tolist(), strict=True))
 
     def buckets(self, counts: Counter[str] | None = None) -> Iterator[np.ndarray]:
-        """The clean rows of each bucket, with `label`, in random order; `counts` gets the duplicates."""
+        """The clean rows of each bucket in random order, `label` instead of signals; duplicates go to `counts`."""
+        signals = self.labeling.columns
+        kept = [field for field in self._spill.dtype.descr if field[0] not in signals]
         for bucket, records in enumerate(self._spill.buckets()):
-            rows = np.empty(len(records), np.dtype([*records.dtype.descr, ("label", np.int8)]))
-            for name in records.dtype.names:  # type: ignore[union-attr]
+            records["user"], records["item"] = self.final_user[records["user"]], self.final_item[records["item"]]
+            records = self._one_per_pair(records, Counter() if counts is None else counts)
+            rows = np.empty(len(records), np.dtype([*kept, ("label", np.int8)]))
+            for name, _ in kept:
                 rows[name] = records[name]
-            rows["user"], rows["item"] = self.final_user[records["user"]], self.final_item[records["item"]]
-            rows = self._one_per_pair(rows, Counter() if counts is None else counts)
-            rows["label"] = self.labeling.label({name: rows[name] for name in self.labeling.columns})
+            rows["label"] = self.labeling.label({name: records[name] for name in signals})
             yield rows[hashing.permutation(hashing.key(self.options.seed, "rows", bucket), len(rows))]
 
     def _one_per_pair(self, rows: np.ndarray, counts: Counter[str]) -> np.ndarray:

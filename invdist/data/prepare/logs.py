@@ -151,7 +151,7 @@ class FileLog(MappedIds):
         return {name: kind.decide() for name, kind in found.items()}
 
 
-_WHOLE = re.compile(r"0|-?[1-9]\d*", re.ASCII)
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,18}", re.ASCII)  # longer ones need more than 64 bits
 _DECIMAL = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
