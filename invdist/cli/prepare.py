@@ -6,8 +6,6 @@ invdist prepare KIND --input PATH... --output DIR [key=value ...]
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from invdist.config.plain_yaml import read_yaml
 from invdist.data.prepare.options import KINDS, Options, build_options
 from invdist.data.prepare.pipeline import finish_rate_text, prepare_log, unit_mistake
 from invdist.runtime.errors import exit_on_user_error
+from invdist.runtime.progress import RowProgress
 
 
 @exit_on_user_error
@@ -28,9 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [value for value in args.input if value not in inputs] + args.overrides
     mapping = read_yaml(args.config) if args.config else {}
     options = build_options(args.kind, mapping, overrides, source=args.config or "")
-    progress = _Progress()
-    manifest = prepare_log(options, inputs, args.output, progress)
-    progress.close()
+    with RowProgress() as progress:
+        manifest = prepare_log(options, inputs, args.output, progress)
     print(summary_text(manifest, args.output))
     return 0
 
@@ -49,27 +47,6 @@ def summary_text(manifest: dict[str, Any], path: str) -> str:
         if mistake := unit_mistake(rates):
             lines.append(f"warning: {mistake}")
     return "\n".join(lines)
-
-
-class _Progress:
-    """Lines on stderr: one that is rewritten on a terminal, one every ten seconds elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._every = 0.2 if self._terminal else 10.0
-        self._start = self._last = time.monotonic()
-
-    def __call__(self, stage: str, rows: int) -> None:
-        now = time.monotonic()
-        if now - self._last < self._every:
-            return
-        self._last = now
-        end = "\r" if self._terminal else "\n"
-        print(f"{stage} {rows:,} rows, {now - self._start:.0f} s", end=end, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._terminal:
-            print(end="\x1b[K", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

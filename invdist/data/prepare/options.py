@@ -16,7 +16,7 @@ from invdist.data.prepare.logs import FileLog, KuaiRandLog, Ml1mLog
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.readers import CsvFormat, find_files
 from invdist.data.prepare.splitting import day_number
-from invdist.data.prepare.synthetic import PRESETS, Scale, SyntheticLog
+from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 from invdist.runtime.errors import UserError
 
 Unit = Literal["s", "ms"]
@@ -281,7 +281,7 @@ class Synthetic(PlayOptions):
     label_fraction: Annotated[float, Range(above=0, at_most=1)] | None = None
     """Share of the training labels to keep, instead of the preset's (small: 0.1, the others 1)."""
     preset: Literal["tiny", "small", "microvideo"] = "small"
-    """Size: `tiny` for tests, `small` for a first run, `microvideo` as the paper's data set."""
+    """`tiny` for tests, `small` (sparse labels) for a first run, `microvideo` of the size of the paper's data set."""
     users: Count | None = None
     """Users, instead of the preset's."""
     items: Count | None = None
@@ -293,16 +293,14 @@ class Synthetic(PlayOptions):
 
     @property
     def kept_labels(self) -> float:
-        """Share of the training labels to keep: labels of `small` are sparse, as those of real feeds."""
-        if self.label_fraction is not None:
-            return self.label_fraction
-        return 0.1 if self.preset == "small" else 1.0
+        """Share of the training labels to keep."""
+        return PRESETS[self.preset].label_fraction if self.label_fraction is None else self.label_fraction
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The generator."""
         if inputs:
             raise UserError("synthetic takes no --input: it makes its own log")
-        wanted = {f.name: getattr(self, f.name) for f in dataclasses.fields(Scale)}
+        wanted = {name: getattr(self, name) for name in ("users", "items", "labeled_rows", "positive_share")}
         scale = dataclasses.replace(PRESETS[self.preset], **{k: v for k, v in wanted.items() if v is not None})
         return SyntheticLog(self.preset, scale, self.seed)
 

@@ -6,6 +6,7 @@ import gzip
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -298,7 +299,7 @@ def kuairand_folder(tmp_path: Path) -> Path:
     return folder
 
 
-DATES = {"split": "date", "valid_from": "2022-04-26", "test_from": "2022-04-27"}
+DATES: dict[str, Any] = {"split": "date", "valid_from": "2022-04-26", "test_from": "2022-04-27"}
 
 
 def pairs_of(dataset: Dataset, *splits: str) -> set[tuple[int, int]]:

@@ -45,6 +45,18 @@ def test_disk_full_at_any_write_leaves_nothing(tmp_path: Path, monkeypatch: pyte
         assert not list(tmp_path.iterdir())
 
 
+def test_what_killed_calls_have_left_is_named_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self, path, table):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DatasetWriter, "_write", full)
+    for name in (".data.partial-0123abcd", ".other.partial-0123abcd"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=r"removed again.* have left [^ ]*/\.data\.partial-0123abcd, which can"):
+        make(tmp_path / "data")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_real_limit_on_file_size(tmp_path: Path):
     """The kernel refuses to let files grow half-way through the log."""
     program = (
@@ -93,7 +105,7 @@ def test_nothing_is_overwritten(tmp_path: Path):
         (tmp_path / "late").mkdir(exist_ok=True)
         (tmp_path / "late" / "somebody's").touch()
 
-    with pytest.raises(UserError, match="appeared while it was being prepared"):
+    with pytest.raises(UserError, match="appeared while it was being written"):
         make(tmp_path / "late", progress=appear)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
