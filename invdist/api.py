@@ -48,25 +48,11 @@ def prepare_dataset(
     `kind` is one of `invdist prepare`'s (ml-1m, kuairand, microvideo, ratings, synthetic), `inputs` its files and
     `options` its options: `prepare_dataset("ratings", "data/mine", "log.csv", positive_from=4)`.
     """
-    from invdist.config.fields import build
     from invdist.data.dataset import Dataset
-    from invdist.data.prepare import pipeline
-    from invdist.data.prepare.kinds import KINDS
+    from invdist.data.prepare.options import build_options
+    from invdist.data.prepare.pipeline import prepare_log
 
-    if kind not in KINDS:
-        raise UserError(f"{kind!r} is no kind of log; expected {', '.join(KINDS)}")
-    paths = [Path(inputs)] if isinstance(inputs, str | Path) else [Path(path) for path in inputs]
-    if not paths and kind != "synthetic":
-        raise UserError(f"{kind} needs inputs, the files of the raw log")
-    chosen = build(KINDS[kind], options)
-    pipeline.prepare(
-        chosen.open(paths),
-        chosen.labeling(),
-        chosen.cut(),
-        Path(output),
-        given=chosen.given(),
-        shard_rows=chosen.shard_rows,
-    )
+    prepare_log(build_options(kind, options), [inputs] if isinstance(inputs, str | Path) else inputs, output)
     return Dataset.open(str(output))
 
 

@@ -70,12 +70,13 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same feed without unclear rows: every exposure is decided at a finish rate of one half."""
     from invdist.data.prepare.labeling import Labeling
-    from invdist.data.prepare.pipeline import Cut, prepare
+    from invdist.data.prepare.options import Options
+    from invdist.data.prepare.pipeline import prepare
     from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 
     folder = tmp_path_factory.mktemp("data") / "all_labeled"
     half = Labeling(rules=("finish_rate",), finish_above=0.4999, finish_below=0.5)
-    prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), half, Cut(), folder)
+    prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), half, Options(), folder)
     return folder
 
 

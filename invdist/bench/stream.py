@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from invdist.data.prepare.labeling import Labeling
-from invdist.data.prepare.pipeline import Cut, prepare
-from invdist.data.prepare.synthetic import PRESETS, Scale, SyntheticLog
+from invdist.data.prepare.options import Synthetic
+from invdist.data.prepare.pipeline import prepare_log
+from invdist.data.prepare.synthetic import PRESETS
+from invdist.data.schema import TRAINING_LABELED
 from invdist.data.stream.batches import Stream, StreamSpec, UnlabeledSpec, ray_readers
 from invdist.data.stream.observed import ObservedPairs
 from invdist.data.stream.sampler import Sampler
@@ -67,9 +68,8 @@ def _sampler_rows_per_s(rows: int = 1 << 18, repeats: int = 7) -> float:
 
 
 def _synthetic(folder: Path, rows: int) -> str:
-    scale = Scale(users=_SIZE.users, items=_SIZE.items, labeled_rows=rows)
     path = folder / "data"
-    prepare(SyntheticLog("bench", scale, 0), Labeling(rules=("finish_rate",)), Cut(), path)
+    prepare_log(Synthetic(preset="microvideo", labeled_rows=rows), [], path)
     return str(path)
 
 
@@ -90,7 +90,7 @@ def _epoch_rows_per_s(data: str, batch: int, readers: int, sampled: int) -> floa
     """Labeled interactions/s of the second epoch: the readers start in the first."""
     spec = StreamSpec(
         path=data,
-        splits=("train", "training_test"),
+        splits=TRAINING_LABELED,
         batch_size=batch,
         unlabeled_per_row=sampled,
         unlabeled=UnlabeledSpec(source="sampled"),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from invdist.cli import arguments
+from invdist.data.schema import LABELED_SPLITS
 from invdist.runtime.errors import UserError, exit_on_user_error
 
 _TITLES = {
@@ -33,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the metrics of a run as a table, or as JSON."""
     parser = argparse.ArgumentParser(prog="invdist evaluate", description=__doc__)
     arguments.add_run(parser)
-    splits = ("valid", "test", "training_test", "train")
-    parser.add_argument("--split", choices=splits, default="test", help="rows to score (default: test)")
+    parser.add_argument("--split", choices=LABELED_SPLITS, default="test", help="rows to score (default: test)")
     parser.add_argument("--catalogue", action="store_true", help="rank the whole catalogue for each user")
     parser.add_argument(
         "--k", type=int, nargs="+", metavar="N", help="with --catalogue: lengths of lists (default: 10)"

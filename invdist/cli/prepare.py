@@ -1,19 +1,21 @@
-"""`invdist prepare KIND --input PATH... --output DIR [key=value ...]`: a raw log becomes a data set."""
+"""Turns a raw log into a prepared data set.
+
+invdist prepare KIND --input PATH... --output DIR [key=value ...]
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from invdist.config.fields import build, describe
+from invdist.config.fields import describe
 from invdist.config.plain_yaml import read_yaml
-from invdist.data.prepare.kinds import KINDS, Options
-from invdist.data.prepare.pipeline import prepare
-from invdist.runtime.errors import UserError, exit_on_user_error
+from invdist.data.prepare.options import KINDS, Options, build_options
+from invdist.data.prepare.pipeline import finish_rate_text, prepare_log, unit_mistake
+from invdist.runtime.errors import exit_on_user_error
+from invdist.runtime.progress import RowProgress
 
 
 @exit_on_user_error
@@ -23,71 +25,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     # `--input a.csv b.csv split=time`: argparse takes all three for inputs.
     inputs = [value for value in args.input if "=" not in value or Path(value).exists()]
     overrides = [value for value in args.input if value not in inputs] + args.overrides
-    if "=" in args.kind or args.kind not in KINDS:
-        raise UserError(f"{args.kind!r} is no kind of log; expected {', '.join(KINDS)}")
-    options = build(
-        KINDS[args.kind],
-        read_yaml(args.config) if args.config else {},
-        overrides,
-        source=args.config or "",
-    )
-    if not inputs and args.kind != "synthetic":
-        raise UserError(f"{args.kind} needs --input PATH, the raw log")
-    log = options.open([Path(path) for path in inputs])
-    progress = _Progress()
-    manifest = prepare(
-        log,
-        options.labeling(),
-        options.cut(),
-        Path(args.output),
-        given=options.given(),
-        shard_rows=options.shard_rows,
-        progress=progress,
-    )
-    progress.close()
+    mapping = read_yaml(args.config) if args.config else {}
+    options = build_options(args.kind, mapping, overrides, source=args.config or "")
+    with RowProgress() as progress:
+        manifest = prepare_log(options, inputs, args.output, progress)
     print(summary_text(manifest, args.output))
     return 0
 
 
 def summary_text(manifest: dict[str, Any], path: str) -> str:
-    """What was prepared, for people: the columns of the paper's data table, the splits, and what was met."""
+    """What was prepared: the columns of the paper's data table, the splits, and what was found in the log."""
     lines = [f"{path} (fingerprint {manifest['fingerprint']})"]
     for name, value in manifest["summary"].items():
         lines.append(f"  {name:<24}{value:>14,}" if isinstance(value, int) else f"  {name:<24}{value:>14.6f}")
     lines.append("rows")
     lines += [f"  {name:<24}{value:>14,}" for name, value in manifest["rows"].items()]
-    met = {name: value for name, value in manifest["counts"].items() if value}
-    lines.append("met in the log (rules: docs/data.md)")
-    lines += [f"  {name:<24}{value:>14,}" for name, value in met.items()]
+    lines.append("found in the log (rules: docs/data.md)")
+    lines += [f"  {name:<24}{value:>14,}" for name, value in manifest["counts"].items() if value]
+    if rates := manifest["finish_rates"]:
+        lines.append(f"finish rates: {finish_rate_text(rates)}")
+        if mistake := unit_mistake(rates):
+            lines.append(f"warning: {mistake}")
     return "\n".join(lines)
-
-
-class _Progress:
-    """Lines on stderr: one that is rewritten on a terminal, one every ten seconds elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._every = 0.2 if self._terminal else 10.0
-        self._start = self._last = time.monotonic()
-
-    def __call__(self, stage: str, rows: int) -> None:
-        now = time.monotonic()
-        if now - self._last < self._every:
-            return
-        self._last = now
-        end = "\r" if self._terminal else "\n"
-        print(f"{stage} {rows:,} rows, {now - self._start:.0f} s", end=end, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._terminal:
-            print(end="\x1b[K", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
     common = describe(Options, "  ")
     sections = [f"every kind\n{common}"]
     for name, kind in KINDS.items():
-        own = describe(kind, "  ").removeprefix(common).strip("\n")
+        shared = set(common.splitlines())
+        own = "\n".join(line for line in describe(kind, "  ").splitlines() if line not in shared)
         sections.append(f"{name}: {kind.__doc__}\n{own}")
     options = "\n\n".join(sections)
     parser = argparse.ArgumentParser(
@@ -100,5 +67,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", nargs="+", action="extend", default=[], metavar="PATH", help="files or folders")
     parser.add_argument("--output", required=True, metavar="DIR", help="the new data set's folder")
     parser.add_argument("--config", metavar="FILE", help="YAML file of the kind's options")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="options, laid over the file's")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="options that override those of the file")
     return parser

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 
 from invdist.cli import arguments
+from invdist.data.schema import SPLITS, TRAINING_LABELED
 from invdist.runtime.errors import UserError, exit_on_user_error
 
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Ranks items, writes them, and prints how many rows are in which file."""
-    from invdist.data.schema import SPLITS
     from invdist.serving.output import FORMATS, check_free, write_tables
 
     parser = argparse.ArgumentParser(prog="invdist recommend", description=__doc__)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seen",
         nargs="+",
         choices=(*SPLITS, "nothing"),
-        default=["train", "training_test"],
+        default=list(TRAINING_LABELED),
         help="leave out the items a user has in these splits (default: train training_test); nothing: rank them too",
     )
     parser.add_argument("--format", choices=FORMATS, default="parquet", help="of the output (default: parquet)")

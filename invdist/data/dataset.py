@@ -1,4 +1,4 @@
-"""A prepared data set, opened and checked: counts, columns, rows, from a local folder or any pyarrow filesystem."""
+"""A prepared data set: opened and checked, from a local folder or any pyarrow filesystem."""
 
 from __future__ import annotations
 

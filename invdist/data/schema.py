@@ -1,4 +1,4 @@
-"""What a prepared data set is made of: folders, columns, and the manifest that ties them together."""
+"""What a prepared data set is made of: folders, columns, and the manifest that lists them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ VERSION = 1
 MANIFEST = "dataset.json"
 ROW_GROUP_ROWS = 16_384
 
-LABELED: tuple[str, ...] = ("train", "training_test", "valid", "test")
-SPLITS: tuple[str, ...] = (*LABELED, "unclear")
-"""Folders of shards. `unclear` holds exposures without a label: the natural unlabeled data."""
+TRAINING_LABELED: tuple[str, ...] = ("train", "training_test")
+"""Splits whose labels a strategy may learn from."""
+LABELED_SPLITS: tuple[str, ...] = (*TRAINING_LABELED, "valid", "test")
+"""Splits whose interactions have a label."""
+SPLITS: tuple[str, ...] = (*LABELED_SPLITS, "unclear")
+"""All folders of shards. `unclear` holds exposures without a label: the natural unlabeled data."""
+OBSERVED_SPLITS: tuple[str, ...] = (*TRAINING_LABELED, "unclear")
+"""Splits whose pairs training has seen. Valid and test are not among them: they are the future."""
 
 UNCLEAR_LABEL = -1
 
 _PAIR = [pa.field("user", pa.int32(), nullable=False), pa.field("item", pa.int32(), nullable=False)]
 SCHEMAS: dict[str, pa.Schema] = {
-    **{split: pa.schema([*_PAIR, pa.field("label", pa.int8(), nullable=False)]) for split in LABELED},
+    **{split: pa.schema([*_PAIR, pa.field("label", pa.int8(), nullable=False)]) for split in LABELED_SPLITS},
     "unclear": pa.schema(_PAIR),
     "truth": pa.schema([pa.field("truth", pa.float32(), nullable=False)]),
 }
-"""Columns of the shards in each folder. `truth` is aligned with `unclear` shard by shard and row by row."""
+"""Columns of the shards in each folder. `truth` is aligned with `unclear`, shard by shard and row by row."""
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Checks of a prepared data set, each of which says which file and row is wrong."""
+"""Checks of a prepared data set. Every error names the file, and the row, that is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from invdist.data.schema import SCHEMAS, SPLITS, fingerprint
+from invdist.data.schema import SCHEMAS, SPLITS, TRAINING_LABELED, fingerprint
 from invdist.runtime.errors import UserError
 
 _PLAIN_NAME = re.compile(r"([a-z_]+/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*\.parquet")
@@ -35,9 +35,9 @@ def verify_manifest(manifest: dict[str, Any], where: str) -> None:
         expected = manifest["rows"].get("unclear" if folder == "truth" else folder)
         if rows != expected:
             raise UserError(f"{where}: the shards of {folder} hold {rows} rows, but rows.{folder} says {expected}")
-        if folder != "truth":  # where nothing is known, shards of equal size are equal
+        if folder != "truth":  # where nothing is known, truth shards of equal size are equal
             _check_no_copies(shards, where)
-    for split in ("train", "training_test"):
+    for split in TRAINING_LABELED:
         found = manifest["classes"].get(split)
         if not isinstance(found, dict) or not all(isinstance(found.get(k), int) for k in ("positives", "negatives")):
             raise UserError(f"{where}: classes.{split}: expected positives and negatives")
@@ -66,7 +66,7 @@ def _whole_entry(entry: Any) -> bool:
 
 
 def _check_stays_inside(file: str, folder: str, where: str) -> None:
-    """A manifest is untrusted: the files that it names lie in its own folders, whatever it says."""
+    """A manifest is untrusted: it may only name files in the data set's own folders."""
     if not _PLAIN_NAME.fullmatch(file) or (folder and not file.startswith(f"{folder}/")):
         raise UserError(f"{where}: {file!r} is not the name of a parquet file in {folder or 'the data set'}")
 
@@ -81,7 +81,7 @@ def _check_no_copies(shards: list[dict[str, Any]], where: str) -> None:
 
 
 def verify_shards(filesystem: pafs.FileSystem, root: str, path: str, manifest: dict[str, Any], *, full: bool) -> None:
-    """Checks every file that the manifest names (size, or with `full` all of it) and that no other shard lies there."""
+    """Checks every file that the manifest names (size, or with `full` all of it), and that there is no other shard."""
     limits = {"user": manifest["users"], "item": manifest["items"], "label": 2}
     for folder in (*SPLITS, "truth"):
         entries = manifest["shards"][folder]
@@ -96,7 +96,9 @@ def _check_unexpected_files(filesystem: pafs.FileSystem, root: str, path: str, k
     folder = path.rsplit("/", 1)[-1]
     for info in filesystem.get_file_info(pafs.FileSelector(root, allow_not_found=True)):
         if info.base_name.endswith(".parquet") and f"{folder}/{info.base_name}" not in known:
-            raise UserError(f"{path}/{info.base_name} is not in the manifest; a copied or foreign shard? remove it")
+            raise UserError(
+                f"{path}/{info.base_name} is not in the manifest; remove it if it is a copy or from elsewhere"
+            )
 
 
 def _check_file(
@@ -114,11 +116,11 @@ def _check_file(
     if info.type != pafs.FileType.File:
         raise UserError(f"{where} is missing; the manifest names it")
     if isinstance(filesystem, pafs.LocalFileSystem) and os.path.islink(target):
-        raise UserError(f"{where} is a link; a data set holds its files itself")
+        raise UserError(f"{where} is a link; expected a file")
     if full or info.size != entry["bytes"]:
         with filesystem.open_input_file(target) as file:
             content = file.read_buffer()
-        # The most telling complaint first: a wrong row says more than a wrong checksum.
+        # Content first: a message about a row says more than one about a checksum.
         _check_content(content, where, entry, schema, limits, row_group_rows)
         if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise UserError(f"{where}: its checksum is not the manifest's; the file was changed after it was written")

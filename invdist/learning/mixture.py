@@ -10,7 +10,7 @@ from torch import Tensor
 from invdist.config.fields import NonNegative, Section
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.losses import log_loss
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy, all_pairs
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, Strategy, all_pairs
 
 
 class Mixture(Strategy):
@@ -28,7 +28,7 @@ class Mixture(Strategy):
 
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:
-        return (Phase("train", LABELED, setting.needed_rate()),)
+        return (Phase("train", TRAINING_LABELED, setting.needed_rate()),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         return (all_pairs(batch),)

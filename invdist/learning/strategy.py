@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from invdist.config.fields import Section
+from invdist.data.schema import TRAINING_LABELED as TRAINING_LABELED  # for the files of strategies
 from invdist.data.stream.batches import Batch
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.stopwatch import Stopwatch
@@ -50,10 +51,6 @@ class Phase:
         """The steps it takes of a pass that has `of` steps."""
         i, n = self.part
         return range(of * i // n, of * (i + 1) // n)
-
-
-LABELED = ("train", "training_test")
-"""All labeled training rows."""
 
 
 @dataclass(slots=True)

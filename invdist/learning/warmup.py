@@ -20,7 +20,7 @@ from torch.nn.functional import softplus
 
 from invdist.config.fields import CountOrZero, Positive, Section
 from invdist.embeddings.exchange import Exchange, Pairs
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy, unlabeled
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, Strategy, unlabeled
 from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
 
@@ -56,7 +56,7 @@ class Warmup(Strategy):
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:
         o = setting.options.warmup
-        first = (Phase(PHASE, LABELED, o.rate, o.passes, source="exposures", epochs=1),) if o.passes else ()
+        first = (Phase(PHASE, TRAINING_LABELED, o.rate, o.passes, source="exposures", epochs=1),) if o.passes else ()
         return (*first, *super().phases(setting))  # pyright: ignore[reportAbstractUsage] - of the strategy after it
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:

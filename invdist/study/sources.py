@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from invdist.config.fields import build
 from invdist.data.dataset import Dataset
-from invdist.data.prepare.kinds import KINDS
-from invdist.data.prepare.pipeline import RULES, prepare
+from invdist.data.prepare.options import build_options
+from invdist.data.prepare.pipeline import RULES, prepare_log
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import absolute
 from invdist.study.spec import Recipe, Source, Table
@@ -39,14 +38,7 @@ def open_source(source: Source, table: str, cache: Path, say: Callable[[str], No
     output = cache.absolute() / f"{recipe.kind}-{_identity(recipe, inputs, table)}"
     if not output.exists():
         say(f"{table}: preparing {recipe.kind} into {output}")
-        prepare(
-            options.open(inputs),
-            options.labeling(),
-            options.cut(),
-            output,
-            given=options.given(),
-            shard_rows=options.shard_rows,
-        )
+        prepare_log(options, inputs, output)
     return Dataset.open(str(output), verify="fast")
 
 
@@ -63,13 +55,11 @@ def _identity(recipe: Recipe, inputs: list[Path], table: str) -> str:
 
 
 def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:
-    if recipe.kind not in KINDS:
-        raise UserError(f"table {table}: {recipe.kind!r} is not a kind of log; expected {', '.join(KINDS)}")
     mapping = dict(recipe.options)
     for name in _FILES:
         if name in mapping:
             mapping[name] = str(_found(mapping[name], table))
-    options = build(KINDS[recipe.kind], mapping, source=f"table {table}, prepare")
+    options = build_options(recipe.kind, mapping, source=f"table {table}, prepare")
     return options, [_found(name, table) for name in recipe.input]
 
 

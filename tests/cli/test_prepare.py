@@ -46,7 +46,7 @@ def test_options_from_a_file_and_after_inputs(tmp_path: Path):
     ("arguments", "message"),
     [
         (["movies"], "'movies' is no kind of log; expected ml-1m, kuairand"),
-        (["ratings"], "ratings needs --input PATH"),
+        (["ratings"], "ratings needs inputs"),
         (["synthetic", "--input", "x"], "synthetic takes no --input"),
         (["synthetic", "preset=huge"], "preset: expected one of tiny, small, microvideo, not 'huge'"),
         (["synthetic", "pre=tiny"], "pre: no such key"),

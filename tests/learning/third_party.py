@@ -6,7 +6,7 @@ from invdist.config.fields import Section, Share
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, Strategy
 
 
 @STRATEGIES.register("smoothed")
@@ -21,7 +21,7 @@ class SmoothedLabels(Strategy):
 
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:
-        return (Phase("train", LABELED),)
+        return (Phase("train", TRAINING_LABELED),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         label = batch.label + self.options.amount * (0.5 - batch.label)

@@ -1,4 +1,4 @@
-"""Raw ids of any type become dense indices, and the way back is kept."""
+"""Maps raw ids of any type to dense indices, and keeps the way back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class IdMap:
         return mapped[encoded.indices.to_numpy(zero_copy_only=False)]
 
     def words(self, provisional: np.ndarray) -> np.ndarray:
-        """A random word (uint64) of each id, made of the raw id alone: the same in whatever order ids came."""
+        """A random word (uint64) of each id, made of the raw id alone: independent of the order of the log."""
         return self._words[provisional]
 
     def known_text(self, raw: list[str]) -> np.ndarray:
@@ -69,5 +69,5 @@ class IdMap:
 
 
 def id_table(raw: pa.Array) -> pa.Table:
-    """The mapping table of raw ids that stand in the order of their indices."""
+    """The mapping table of raw ids, given in the order of their indices."""
     return pa.table({"index": pa.array(np.arange(len(raw)), pa.int64()), "raw": raw})

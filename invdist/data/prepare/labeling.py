@@ -1,7 +1,7 @@
-"""Which feedback is clear: pure rules from what was observed to 1 (positive), 0 (negative) or -1 (unclear).
+"""Labeling rules: pure functions from what was observed to 1 (positive), 0 (negative) or -1 (unclear).
 
-Every rule takes float64 columns of one length, NaN where nothing was observed, and gives int8 labels. A value that
-cannot be judged (NaN, a duration of zero or below, a negative play time) is unclear, never a guess.
+Every rule takes float64 columns of one length, NaN where nothing was observed, and gives int8 labels. Where a rule
+cannot tell (NaN, a duration of zero or below, a negative play time) the label is unclear.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ def _labels(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     return labels
 
 
+def finish_rate(play_time: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    """The played share of each video (float64, above 1 if it was played again), NaN where there is none."""
+    known = (play_time >= 0) & (duration > 0)
+    with np.errstate(over="ignore"):  # infinity is above every threshold, as it should be
+        return np.divide(play_time, duration, out=np.full(len(play_time), np.nan), where=known)
+
+
 def by_finish_rate(play_time: np.ndarray, duration: np.ndarray, above: float = 0.8, below: float = 0.2) -> np.ndarray:
     """Positive when more than `above` of the video was played, negative below `below`, unclear between."""
-    judged = (play_time >= 0) & (duration > 0)
-    with np.errstate(over="ignore"):  # a play of ages over next to nothing is finished
-        rate = np.divide(play_time, duration, out=np.full(len(play_time), np.nan), where=judged)
+    rate = finish_rate(play_time, duration)
     return _labels(rate > above, rate < below)
 
 
@@ -47,6 +52,11 @@ def by_rating(rating: np.ndarray, positive_from: float, negative_to: float) -> n
     return _labels(rating >= positive_from, rating <= negative_to)
 
 
+def by_label(label: np.ndarray) -> np.ndarray:
+    """The log's own label: 1, 0, or NaN for unclear."""
+    return _labels(label == 1, label == 0)
+
+
 def first_clear(labels: Sequence[np.ndarray]) -> np.ndarray:
     """The label of the first rule that is clear about the row."""
     result = labels[0].copy()
@@ -61,8 +71,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "play_time": ("play_time",),
     "feedback": ("like", "hate"),
     "rating": ("rating",),
+    "label": ("label",),
+    "long_view": ("long_view",),
 }
-"""The columns that each rule looks at."""
+"""The columns that each rule reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +90,7 @@ class Labeling:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the rules look at, each once."""
+        """The columns that the rules read, each once."""
         return tuple(dict.fromkeys(column for rule in self.rules for column in COLUMNS[rule]))
 
     def label(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -93,4 +105,6 @@ class Labeling:
             return by_play_time(columns["play_time"], *self.quartiles)
         if rule == "feedback":
             return by_feedback(columns["like"], columns["hate"])
-        return by_rating(columns["rating"], self.positive_from, self.negative_to)
+        if rule == "rating":
+            return by_rating(columns["rating"], self.positive_from, self.negative_to)
+        return by_label(columns[rule])

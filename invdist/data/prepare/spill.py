@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 BUCKETS = 128
-"""With 36 bytes a row, the bucket at hand of a billion rows has 280 MB; to sort it takes three times that."""
+"""With 36 bytes a row, a bucket of a billion rows has 280 MB; sorting it takes three times that."""
 
 _CHUNK = 1 << 20
 

@@ -1,12 +1,13 @@
-"""Who trains and who tests: shares that come out exactly, whatever the size of the pieces they are cut from."""
+"""Splits rows into train, valid and test: by exact shares, by time, by date, or by given lists of pairs."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 
 import numpy as np
 
-from invdist.data.sets import contains
+from invdist.data.sorted_sets import contains
 
 TRAIN, VALID, TEST = 0, 1, 2
 
@@ -41,6 +42,11 @@ class Shares:
 def by_time(time: np.ndarray, train_until: int, valid_until: int) -> np.ndarray:
     """The split (int8) of rows by when they happened: train up to a time, valid up to another, test after it."""
     return np.where(time <= train_until, TRAIN, np.where(time <= valid_until, VALID, TEST)).astype(np.int8)
+
+
+def day_number(date: str) -> int:
+    """Days from 1970-01-01 to a date written YYYY-MM-DD; `ValueError` if it is none."""
+    return (datetime.date.fromisoformat(date) - datetime.date(1970, 1, 1)).days
 
 
 def by_given(pair: np.ndarray, valid: np.ndarray, test: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""A feed with known truth: users who like some topics, a recommender that guesses which, and what was watched.
+"""A synthetic feed with known truth: users who like some topics, a policy that guesses which, and what was watched.
 
 Every number of the world is drawn from the seed. The true preference of any pair is
 `sigmoid(user_bias + item_bias + intercept + user_factors . item_factors)`; what a log shows of it is noisy:
 
-    exposure      the recommender's policy: mostly topics it believes the user likes, some hits, some exploration
+    exposure      the feed's policy: mostly topics it believes the user likes, some hits, some exploration
     liked         a coin with the true preference
     finish rate   high if liked, low if not, blurred, lower for long videos, now and then an accidental swipe
     like, hate    rare, and only in agreement with `liked` and with what was watched
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from invdist.data.sets import contains, sorted_set
+from invdist.data.sorted_sets import contains, sorted_set
 from invdist.runtime.errors import UserError
 
 FACTORS = 4
@@ -31,17 +31,24 @@ _MONTH_MS = 30 * 24 * 3600 * 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The size of a synthetic feed. Labeled rows are those that the finish-rate rule (0.2, 0.8) is clear about."""
+    """The size and character of a synthetic feed."""
 
     users: int
     items: int
     labeled_rows: int
+    """Rows that the finish-rate rule (0.2, 0.8) is clear about."""
     positive_share: float = 0.678
+    """Share of positives among them."""
+    policy: float = 0.4
+    """How closely exposures follow what the policy believes about tastes; 0: not at all."""
+    label_fraction: float = 1.0
+    """Share of the training labels to keep, unless the option says otherwise."""
 
 
 PRESETS: dict[str, Scale] = {
     "tiny": Scale(users=200, items=300, labeled_rows=6_000),
-    "small": Scale(users=2_000, items=3_000, labeled_rows=200_000),
+    # As in a real feed, few labels and exposures that tell tastes: what the method is for shows in a short run.
+    "small": Scale(users=2_000, items=3_000, labeled_rows=200_000, policy=0.8, label_fraction=0.1),
     "microvideo": Scale(users=37_692, items=131_690, labeled_rows=9_462_492),
 }
 
@@ -69,9 +76,9 @@ class World:
         self.user_bias = 0.5 * _normal(rng, scale.users)
         self.intercept = 0.0
 
-        # The policy knows tastes only roughly: it exposes by a blurred view of them.
+        # The policy knows tastes only roughly: it goes by a noisy view of them.
         belief = (self.user_factors + 0.8 * _normal(rng, scale.users, FACTORS)) @ centres.T
-        belief = np.exp(0.4 * (belief - belief.max(1, keepdims=True)))
+        belief = np.exp(scale.policy * (belief - belief.max(1, keepdims=True)))
         self._topic_cdf = np.cumsum(belief / belief.sum(1, keepdims=True), axis=1)
         self._topic_cdf[:, -1] = 1.0
         self._by_topic = np.lexsort((rng.random(scale.items), topic))
@@ -153,6 +160,7 @@ class SyntheticLog:
     """The log of a synthetic feed (a `RawLog`), made user block by user block: memory does not grow with rows."""
 
     has_time = True
+    has_day = False
     has_truth = True
 
     def __init__(self, name: str, scale: Scale, seed: int) -> None:
@@ -201,7 +209,7 @@ class SyntheticLog:
             raise UserError(f"this feed is too small for {self.scale.labeled_rows} labeled rows: {owed} are missing")
 
     def _block(self, rng: np.random.Generator, start: int, wanted: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-        """Exposures of users `start...` until each has its `wanted` clear ones; and how many stayed owing."""
+        """Exposures of users `start...` until each has its `wanted` clear ones, and how many clear ones are missing."""
         items = self.scale.items
         kept: dict[str, np.ndarray] = {}
         missing = wanted

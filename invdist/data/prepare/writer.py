@@ -1,4 +1,4 @@
-"""Writes a prepared data set: shards first, the manifest last; the folder gets its name only when it is whole."""
+"""Writes a prepared data set: shards first, the manifest last. The folder gets its name when it is complete."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +17,11 @@ import pyarrow.parquet as pq
 
 from invdist.data.schema import MANIFEST, ROW_GROUP_ROWS, SCHEMAS, SPLITS, VERSION, fingerprint
 from invdist.runtime.errors import UserError
+from invdist.runtime.files import new_folder
 
 
 class DatasetWriter:
-    """Collects rows per split and writes them as shards of `shard_rows` rows into `folder`."""
+    """Collects interactions per split and writes them as shards of `shard_rows` rows into `folder`."""
 
     def __init__(self, folder: Path, shard_rows: int) -> None:
         self.folder = folder
@@ -43,11 +42,11 @@ class DatasetWriter:
             self._flush(split, whole_shards_only=True)
 
     def add_table(self, name: str, path: str, table: pa.Table) -> None:
-        """Writes one table beside the shards (id mappings, latent truth), noted in the manifest as `name`."""
+        """Writes one table beside the shards (id mappings, latent truth), listed in the manifest as `name`."""
         self.files[name] = self._write(path, table)
 
     def finish(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Writes what is pending and then the manifest; gives the manifest as written."""
+        """Writes what is pending and then the manifest, which is returned as written."""
         for split in SPLITS:
             self._flush(split, whole_shards_only=False)
         manifest = {
@@ -114,30 +113,21 @@ class DatasetWriter:
 
 @contextmanager
 def new_dataset(output: Path, shard_rows: int) -> Iterator[DatasetWriter]:
-    """A writer into a hidden sibling of `output`, which is renamed to `output` when the block ends well.
-
-    Whatever goes wrong inside, the half-written folder is removed; a killed process leaves a folder named
-    `.<name>.partial-...` without a manifest, which nothing takes for a data set.
-    """
-    if output.exists():
-        raise UserError(f"{output} is already there; choose another --output or remove it first")
-    partial = output.parent / f".{output.name}.partial-{uuid.uuid4().hex[:8]}"
-    try:
-        partial.mkdir(parents=True)
-        yield DatasetWriter(partial, shard_rows)
+    """A writer of the new data set `output`, which is there when the block ends without an error (see `new_folder`)."""
+    with new_folder(output) as folder:
         try:
-            os.rename(partial, output)
+            yield DatasetWriter(folder, shard_rows)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise UserError(f"{output} appeared while it was being prepared; nothing was overwritten") from error
-            raise
-    except OSError as error:
-        raise UserError(_disk_message(error, output)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            raise UserError(_disk_message(error, output, folder)) from error
 
 
-def _disk_message(error: OSError, output: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"no room to write {output}: {error.strerror}; free space (about 40 bytes per log row) and prepare again"
-    return f"cannot write {output}: {error}"
+def _disk_message(error: OSError, output: Path, folder: Path) -> str:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"cannot write {output}: {error}"
+    prefix = folder.name.rsplit("-", 1)[0]
+    left = [str(path) for path in sorted(output.parent.iterdir()) if path.name.startswith(prefix) and path != folder]
+    return (
+        f"no room to write {output}: {error.strerror}; what was written is removed again. Free space (about 40 bytes "
+        "per log row) and prepare again"
+        + (f"; killed calls have left {', '.join(left)}, which can be deleted" if left else "")
+    )

@@ -22,7 +22,7 @@ __all__ = ["Batch", "Stream", "StreamSpec", "UnlabeledSpec", "ray_readers"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's part of a step: n labeled rows and, after each other, the k unlabeled rows of each."""
+    """One rank's part of a step: n labeled interactions, and k unlabeled ones for each."""
 
     user: torch.Tensor
     """int64 [n]"""
@@ -125,7 +125,7 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
 def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any]:
     """`count` Ray actors that read shards and sample next to the data; the rank's `Stream` takes them as `readers`.
 
-    What an actor gives is a function of what it is asked, so Ray may restart it and repeat a call at any time.
+    What an actor returns depends on its arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from invdist.data import hashing
 from invdist.data.dataset import Dataset
-from invdist.data.stream.observed import TRAINING, ObservedPairs
+from invdist.data.schema import OBSERVED_SPLITS
+from invdist.data.stream.observed import ObservedPairs
 from invdist.data.stream.order import ShuffledRows
 from invdist.data.stream.sampler import Sampler
 from invdist.runtime.errors import UserError
@@ -19,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 _BLOCK_ROWS = 262_144
 """Labeled and unlabeled rows of a block together, unless one step alone has more."""
 _KEPT_BLOCKS = 6
-"""Ranks ask for the same block within `prefetch` blocks of each other; a late one only costs making it again."""
+"""Ranks ask for the same block within `prefetch` blocks of each other; a block asked for later is made again."""
 _MIX_BITS = 20
 
 
@@ -168,7 +169,7 @@ class BlockMaker:
 
 
 def missing_data(dataset: Dataset, spec: StreamSpec) -> str | None:
-    """What a data set has, or has not, that makes a stream impossible; None if all it needs is there."""
+    """What the data set has, or lacks, that makes the stream impossible, to be read after "has"; None if nothing."""
     if not sum(dataset.rows[split] for split in spec.splits):
         return f"no rows in {' + '.join(spec.splits)}"
     if not spec.unlabeled_per_row:
@@ -176,8 +177,8 @@ def missing_data(dataset: Dataset, spec: StreamSpec) -> str | None:
     exposures = {"exposures": 1.0, "sampled": 0.0, "mix": spec.unlabeled.mix}[spec.unlabeled.source]
     if exposures > 0 and not dataset.rows["unclear"]:
         return "no unclear exposures to draw unlabeled rows from"
-    # A pair stands in one split only, so rows are pairs.
-    observed = sum(dataset.rows[split] for split in TRAINING)
+    # A pair is in one split only, so rows are pairs.
+    observed = sum(dataset.rows[split] for split in OBSERVED_SPLITS)
     if exposures < 1 and observed >= dataset.users * dataset.items:
         return f"all {dataset.users} x {dataset.items} pairs observed in training, none is left to sample"
     return None

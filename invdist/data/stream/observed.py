@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from invdist.data.dataset import Dataset
-from invdist.data.sets import sorted_set
-
-TRAINING = ("train", "training_test", "unclear")
-"""Splits whose pairs count as observed. Valid and test are not looked at: they stand for what is not known yet."""
+from invdist.data.schema import OBSERVED_SPLITS
+from invdist.data.sorted_sets import sorted_set
 
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _BITS_PER_PAIR = 32
@@ -19,8 +17,8 @@ _BITS_PER_PAIR = 32
 class ObservedPairs:
     """An exact set of (user, item) pairs, about 8 bytes each.
 
-    Items of a user stand sorted in one array. A bitmap of hashed pairs in front of it answers at once for nearly every
-    pair that is not in the set (about 1 in 32 to 64 needs the exact look), in one memory access instead of a search.
+    The items of each user are sorted in one array. A bitmap of hashed pairs answers first: nearly every pair that is
+    not in the set (all but 1 in 32 to 64) costs one memory access instead of a search.
     """
 
     def __init__(self, user: np.ndarray, item: np.ndarray, users: int, items: int) -> None:
@@ -36,7 +34,7 @@ class ObservedPairs:
             self._bitmap[place[(place & 7) == bit] >> 3] |= np.uint8(1 << bit)
 
     @classmethod
-    def of(cls, dataset: Dataset, splits: Sequence[str] = TRAINING) -> ObservedPairs:
+    def of(cls, dataset: Dataset, splits: Sequence[str] = OBSERVED_SPLITS) -> ObservedPairs:
         """The pairs of a data set's training splits."""
         tables = [dataset.read(split, ["user", "item"]) for split in splits]
         user, item = (np.concatenate([table[name].to_numpy() for table in tables]) for name in ("user", "item"))

@@ -1,7 +1,7 @@
-"""The order in which rows are seen: a function of (seed, splits, pass), readable from any position.
+"""The order in which interactions are read: a function of (seed, splits, pass), readable from any position.
 
-Rows were written in a random order (see `pipeline`). Each pass permutes the row groups of all shards, lays them end
-to end, cuts that sequence into windows of `window_rows` rows, and permutes the rows within each window. So a batch
+Shards are in random order already (see `prepare.cleaning`). Each pass permutes the row groups of all shards, joins
+them, cuts that sequence into windows of `window_rows` rows, and permutes the rows within each window. So a batch
 mixes rows of many row groups and shards, and a reader holds one window at a time.
 """
 
@@ -86,7 +86,7 @@ class ShuffledRows:
         return self._pass[1], self._pass[2]
 
     def _read_groups(self, groups: np.ndarray) -> list[dict[str, np.ndarray]]:
-        # Neighbours in a file are read in one go; then each group is put back in its place.
+        # Groups of one file are read in one call, then put back in order.
         tables: dict[int, dict[str, np.ndarray]] = {}
         by_file: OrderedDict[str, list[int]] = OrderedDict()
         for group in np.sort(groups):

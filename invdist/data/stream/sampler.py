@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from invdist.data import hashing
-from invdist.data.sets import sorted_set
+from invdist.data.sorted_sets import sorted_set
 from invdist.data.stream.observed import ObservedPairs
 from invdist.runtime.errors import UserError
 
@@ -13,12 +13,12 @@ _ROUNDS = 12
 
 
 class Sampler:
-    """Draws items that were never observed with the asked user, with a chance ~ count^popularity (0: uniform).
+    """Draws items that were never observed with the given user, with a chance ~ count^popularity (0: uniform).
 
     Every draw is a hash of (seed, position): the same positions give the same items, in any grouping. Draws that hit
     an observed pair are repeated at most 12 times; what is still left (users who have seen nearly everything) is drawn
     from the listed unseen items of the user, with the same chances. A user who has seen *everything* has nothing to
-    draw: the row goes to the next user (by index, round the end) who has; `saturated_users` counts such users.
+    draw: the row goes to the next user (by index, cyclically) who has; `saturated_users` counts such users.
     """
 
     def __init__(self, observed: ObservedPairs, seed: int, popularity: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class Sampler:
             self._cdf = cdf
 
     def sample(self, user: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(user, item), int64, one unobserved pair for each entry of `user`; `position` (uint64) is its place."""
+        """(user, item), int64, one unobserved pair for each entry of `user`; `position` (uint64) is its number."""
         user = user.astype(np.int64)
         if self._substitute is not None:
             user = self._substitute[user]

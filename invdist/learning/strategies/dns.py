@@ -11,7 +11,7 @@ from torch import Tensor
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.strategies.ns import NegativeSampling
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, unlabeled
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, unlabeled
 
 
 @STRATEGIES.register("dns")
@@ -27,7 +27,7 @@ class DynamicNegativeSampling(NegativeSampling):
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:
         per_row = setting.needed_rate() * setting.options.candidates
-        return (Phase("train", LABELED, per_row, source="sampled"),)
+        return (Phase("train", TRAINING_LABELED, per_row, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         return (self.model.ids_to_fetch(unlabeled(batch)),)

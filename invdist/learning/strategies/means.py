@@ -11,7 +11,7 @@ from invdist.config.fields import Positive, Section
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.losses import log_loss
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, Strategy
 from invdist.models.frozen import Additive, FrozenModel
 from invdist.models.recommender import Recommender
 
@@ -35,7 +35,7 @@ class Means(Strategy):
 
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:
-        return (Phase("count", LABELED),)
+        return (Phase("count", TRAINING_LABELED),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         nothing = batch.user[:0]

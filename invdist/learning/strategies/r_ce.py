@@ -8,7 +8,7 @@ from invdist.config.fields import NonNegative, Section
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, Strategy
 
 
 @STRATEGIES.register("r_ce")
@@ -23,7 +23,7 @@ class ReweightedLogLoss(Strategy):
 
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:
-        return (Phase("train", LABELED),)
+        return (Phase("train", TRAINING_LABELED),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         def weighted(logits: torch.Tensor) -> torch.Tensor:

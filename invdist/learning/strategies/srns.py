@@ -19,7 +19,7 @@ from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.candidate_memory import CandidateMemory, noise_of
 from invdist.learning.ramp import Ramp
 from invdist.learning.strategies.ns import NegativeSampling
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, unlabeled
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, unlabeled
 from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
 
@@ -79,7 +79,7 @@ class RobustNegativeSampling(NegativeSampling):
                 f"srns.memory: {o.memory} candidates of a user cannot give unlabeled.rate={rate} negatives; "
                 f"expected at least {rate}"
             )
-        return (Phase("train", LABELED, o.fresh, source="sampled"),)
+        return (Phase("train", TRAINING_LABELED, o.fresh, source="sampled"),)
 
     def groups(self, phase: Phase, batch: Batch) -> tuple[Pairs, ...]:
         return (self.model.ids_to_fetch(self._ask(batch).pairs),)

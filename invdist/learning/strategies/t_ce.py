@@ -14,7 +14,7 @@ from invdist.embeddings.comm import Comm
 from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
 from invdist.learning.ramp import Ramp
-from invdist.learning.strategy import LABELED, Batch, Phase, Record, Setting, Strategy
+from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, Strategy
 from invdist.models.recommender import Recommender
 
 
@@ -36,7 +36,7 @@ class TruncatedLogLoss(Strategy):
 
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:
-        return (Phase("train", LABELED),)
+        return (Phase("train", TRAINING_LABELED),)
 
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         share = self.drop.next()

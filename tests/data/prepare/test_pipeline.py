@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invdist.data.dataset import Dataset
-from invdist.data.prepare.given import GivenSplit
 from invdist.data.prepare.labeling import Labeling
-from invdist.data.prepare.pipeline import RULES, Cut, prepare
-from invdist.data.prepare.readers import FileLog
-from invdist.data.schema import LABELED
+from invdist.data.prepare.logs import FileLog
+from invdist.data.prepare.options import Options
+from invdist.data.prepare.pipeline import RULES, prepare
+from invdist.data.schema import LABELED_SPLITS
 from invdist.runtime.errors import UserError
 from tests.datasets import digest_of_rows
 
@@ -28,11 +28,11 @@ COLUMNS = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
 NAN = float("nan")
 
 
-def make(folder: Path, rows: dict[str, Any], cut: Cut | None = None, **more: Any) -> tuple[Dataset, dict]:
+def make(folder: Path, rows: dict[str, Any], **options: Any) -> tuple[Dataset, dict]:
     """The data set prepared from a rating log, and its manifest."""
     log = folder / "log.parquet"
     pq.write_table(pa.table(rows), log)
-    manifest = prepare(FileLog("ratings", [log], COLUMNS, ["rating"]), RATING, cut or Cut(), folder / "out", **more)
+    manifest = prepare(FileLog("ratings", [log], COLUMNS, ["rating"]), RATING, Options(**options), folder / "out")
     return Dataset.open(str(folder / "out")), manifest
 
 
@@ -74,11 +74,11 @@ def expected_labels(log: dict[str, np.ndarray], duplicates: str = "last") -> dic
 )
 def test_every_pair_once_with_its_label(seed: int, duplicates: str, split: str, fraction: float):
     log = random_log(800, seed)
-    cut = Cut(seed=seed, split=split, duplicates=duplicates, label_fraction=fraction)
+    options = {"seed": seed, "split": split, "duplicates": duplicates, "label_fraction": fraction}
     with tempfile.TemporaryDirectory() as folder:
-        dataset, manifest = make(Path(folder), log, cut, shard_rows=100)
+        dataset, manifest = make(Path(folder), log, **options, shard_rows=100)
         expected = expected_labels(log, duplicates)
-        found = [row for name in LABELED for row in triples(dataset, name)]
+        found = [row for name in LABELED_SPLITS for row in triples(dataset, name)]
         unclear = triples(dataset, "unclear")
         truth = dataset.read("truth")["truth"].to_numpy()
     # A partition: no pair twice, none invented, none lost but those of a stated rule.
@@ -98,7 +98,7 @@ def test_every_pair_once_with_its_label(seed: int, duplicates: str, split: str, 
 
 def test_shares_and_summary(tmp_path: Path):
     log = random_log(5000, users=200, items=300)
-    dataset, manifest = make(tmp_path, log, Cut(label_fraction=0.25))
+    dataset, manifest = make(tmp_path, log, label_fraction=0.25)
     labels = Counter(expected_labels(log).values())
     clear = labels[0] + labels[1]
     train = round(0.6 * clear)
@@ -110,7 +110,7 @@ def test_shares_and_summary(tmp_path: Path):
     assert dataset.rows["unclear"] == pytest.approx(labels[-1] + train - kept, abs=1)
     summary = dataset.summary
     assert summary["users"] == len(set(log["user"].tolist())) == len(dataset.raw_ids("users"))
-    assert summary["positives"] + summary["negatives"] == sum(dataset.rows[split] for split in LABELED)
+    assert summary["positives"] + summary["negatives"] == sum(dataset.rows[split] for split in LABELED_SPLITS)
     assert summary["density"] == pytest.approx(
         (summary["positives"] + summary["negatives"]) / summary["users"] / summary["items"]
     )
@@ -120,7 +120,7 @@ def test_shares_and_summary(tmp_path: Path):
 def test_a_split_by_time_does_not_look_ahead(tmp_path: Path):
     log = random_log(3000)
     log["time"] = np.random.default_rng(1).permutation(3000)
-    dataset, _ = make(tmp_path, log, Cut(split="time"))
+    dataset, _ = make(tmp_path, log, split="time")
     last: dict[tuple[int, int], int] = {}
     for user, item, time in zip(*(log[name].tolist() for name in ("user", "item", "time"))):
         last[user, item] = max(time, last.get((user, item), -1))
@@ -128,21 +128,21 @@ def test_a_split_by_time_does_not_look_ahead(tmp_path: Path):
     assert max(times["train"] + times["training_test"]) < min(times["valid"])
     assert max(times["valid"]) < min(times["test"])
     assert max(times["unclear"]) <= max(times["train"] + times["training_test"])
-    clear = sum(dataset.rows[split] for split in LABELED)
+    clear = sum(dataset.rows[split] for split in LABELED_SPLITS)
     assert dataset.rows["valid"] == pytest.approx(0.2 * clear, abs=1)
 
 
-def given_files(folder: Path, valid: list, test: list) -> GivenSplit:
+def given_files(folder: Path, valid: list, test: list) -> dict[str, str]:
     for name, pairs in (("valid", valid), ("test", test)):
         (folder / name).write_text("".join(f"{user}\t{item}\t5\n" for user, item in pairs))
-    return GivenSplit(folder / "valid", folder / "test")
+    return {"valid_file": str(folder / "valid"), "test_file": str(folder / "test")}
 
 
 def test_a_given_split_is_kept(tmp_path: Path):
     log = random_log(3000)
     clear = [pair for pair, label in expected_labels(log).items() if label >= 0]
     valid, test = clear[:300], clear[300:700]
-    dataset, _ = make(tmp_path, log, Cut(split="given"), given=given_files(tmp_path, valid, test))
+    dataset, _ = make(tmp_path, log, split="given", **given_files(tmp_path, valid, test))
     assert {row[:2] for row in triples(dataset, "valid")} == set(valid)
     assert {row[:2] for row in triples(dataset, "test")} == set(test)
 
@@ -158,7 +158,7 @@ def test_given_pairs_must_be_in_the_log(tmp_path: Path):
         (clear[:5], unclear[:3], "3 pairs are unclear in the log"),
     ):
         with pytest.raises(UserError, match=message):
-            make(tmp_path, log, Cut(split="given"), given=given_files(tmp_path, valid, test))
+            make(tmp_path, log, split="given", **given_files(tmp_path, valid, test))
         assert not (tmp_path / "out").exists()
 
 
@@ -169,7 +169,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_same_seed_same_bytes(tmp_path: Path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
-        make(tmp_path / name, random_log(2000), Cut(seed=seed))
+        make(tmp_path / name, random_log(2000), seed=seed)
     assert content(tmp_path / "a" / "out") == content(tmp_path / "b" / "out")
     first, other = (Dataset.open(str(tmp_path / name / "out")) for name in ("a", "c"))
     assert first.fingerprint != other.fingerprint
@@ -205,7 +205,7 @@ def test_raw_ids_keep_type_and_order(tmp_path: Path, raw: list):
     table = pq.read_table(tmp_path / "out" / "items.parquet")
     assert table.schema.names == ["index", "raw"]
     assert table["index"].to_pylist() == list(range(60))
-    found = {row for split in LABELED for row in triples(dataset, split)}
+    found = {row for split in LABELED_SPLITS for row in triples(dataset, split)}
     assert found == {(u, i, int(r > 2)) for u, i, r in zip(log["user"], log["item"], log["rating"])}
 
 
@@ -232,7 +232,7 @@ def test_time_is_needed_for_a_split_by_time(tmp_path: Path):
     log = random_log(300)
     del log["time"]
     with pytest.raises(UserError, match="split=time needs a time"):
-        make(tmp_path, log, Cut(split="time"))
+        make(tmp_path, log, split="time")
 
 
 def test_rules_that_give_other_rows_have_another_number(tmp_path: Path):
@@ -244,6 +244,6 @@ def test_rules_that_give_other_rows_have_another_number(tmp_path: Path):
         "rating": (number * 31 % 5 + 1).astype(float),
         "time": number * 17 % 1009,
     }
-    dataset, manifest = make(tmp_path, rows, Cut(label_fraction=0.5))
+    dataset, manifest = make(tmp_path, rows, label_fraction=0.5)
     assert manifest["rules"] == RULES
-    assert (RULES, digest_of_rows(dataset)) == (4, "ed268e9bc9dfe17e")
+    assert (RULES, digest_of_rows(dataset)) == (5, "ed268e9bc9dfe17e")

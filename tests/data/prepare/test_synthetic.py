@@ -7,10 +7,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import scipy.sparse
+import scipy.sparse.linalg
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import normalize
 
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.labeling import by_finish_rate
+from invdist.data.prepare.options import Synthetic
+from invdist.data.prepare.pipeline import prepare_log
 from invdist.data.prepare.synthetic import PRESETS, Scale, SyntheticLog
 from invdist.runtime.errors import UserError
 
@@ -72,6 +78,37 @@ def test_there_is_more_to_learn_than_means(small: dict[str, np.ndarray]):
 
     means = roc_auc_score(label[test], log_odds("user", 2000) + log_odds("item", 3000))
     assert 0.55 < means < roc_auc_score(label[test], small["truth"][test]) - 0.15
+
+
+def test_exposures_tell_more_than_means_of_few_labels(tmp_path: Path):
+    """The point of `small`: with one label in ten, vectors of who was shown what, without labels, beat the means."""
+    assert prepare_log(Synthetic(preset="small"), [], tmp_path / "small")["cut"]["label_fraction"] == 0.1
+    dataset = Dataset.open(str(tmp_path / "small"))
+    assert dataset.rows == {"train": 10_800, "training_test": 1_200, "valid": 40_000, "test": 40_000} | {
+        "unclear": dataset.rows["unclear"]
+    }
+    splits = [dataset.read(name).to_pydict() for name in ("train", "training_test", "test")]
+    user, item, label = ([np.array(split[name]) for split in splits] for name in ("user", "item", "label"))
+    train = [np.concatenate(column[:2]) for column in (user, item, label)]
+    test = [column[2] for column in (user, item, label)]
+    unclear = dataset.read("unclear")
+    shown = [np.concatenate([unclear[name].to_numpy(), train[at]]) for at, name in enumerate(("user", "item"))]
+    exposures = scipy.sparse.csr_matrix((np.ones(len(shown[0]), np.float32), shown), (2000, 3000))
+    exposures = normalize(normalize(exposures, axis=1) @ scipy.sparse.diags(exposures.sum(0).A1.clip(1) ** -0.5))
+    left, _, right = scipy.sparse.linalg.svds(exposures, k=16, random_state=0)
+    left, right = normalize(left), normalize(right.T)
+
+    def log_odds(at: int, size: int) -> np.ndarray:
+        seen = np.bincount(train[at], minlength=size)
+        mean = (np.bincount(train[at], train[2], size) + 20 * 0.68) / (seen + 20)
+        return np.log(mean / (1 - mean))
+
+    users, items = log_odds(0, 2000), log_odds(1, 3000)
+    means = roc_auc_score(test[2], users[test[0]] + items[test[1]])
+    head = LogisticRegression().fit(left[train[0]] * right[train[1]], train[2])
+    vectors = roc_auc_score(test[2], head.decision_function(left[test[0]] * right[test[1]]))
+    truth = roc_auc_score(test[2], dataset.true_preference(test[0], test[1]))
+    assert 0.52 < means < vectors - 0.08 < truth - 0.15
 
 
 def test_same_seed_same_log():

@@ -15,7 +15,8 @@ import pytest
 
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.labeling import Labeling
-from invdist.data.prepare.pipeline import Cut, prepare
+from invdist.data.prepare.options import Options
+from invdist.data.prepare.pipeline import no_progress, prepare
 from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 from invdist.data.prepare.writer import DatasetWriter
 from invdist.runtime.errors import UserError
@@ -23,9 +24,9 @@ from invdist.runtime.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def make(output: Path, **more) -> None:
+def make(output: Path, progress=no_progress, **options) -> None:
     log = SyntheticLog("tiny", PRESETS["tiny"], 0)
-    prepare(log, Labeling(rules=("finish_rate",)), Cut(), output, **more)
+    prepare(log, Labeling(rules=("finish_rate",)), Options(**options), output, progress)
 
 
 def test_disk_full_at_any_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -42,6 +43,18 @@ def test_disk_full_at_any_write_leaves_nothing(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(UserError, match=r"no room to write .*No space left on device"):
             make(tmp_path / "data", shard_rows=500)
         assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_calls_have_left_is_named_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self, path, table):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DatasetWriter, "_write", full)
+    for name in (".data.partial-0123abcd", ".other.partial-0123abcd"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=r"removed again.* have left [^ ]*/\.data\.partial-0123abcd, which can"):
+        make(tmp_path / "data")
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_real_limit_on_file_size(tmp_path: Path):
@@ -92,7 +105,7 @@ def test_nothing_is_overwritten(tmp_path: Path):
         (tmp_path / "late").mkdir(exist_ok=True)
         (tmp_path / "late" / "somebody's").touch()
 
-    with pytest.raises(UserError, match="appeared while it was being prepared"):
+    with pytest.raises(UserError, match="appeared while it was being written"):
         make(tmp_path / "late", progress=appear)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):

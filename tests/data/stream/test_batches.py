@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invdist.data.dataset import Dataset
-from invdist.data.prepare.labeling import Labeling
-from invdist.data.prepare.pipeline import Cut, prepare
-from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
+from invdist.data.prepare.options import Synthetic
+from invdist.data.prepare.pipeline import prepare_log
+from invdist.data.schema import OBSERVED_SPLITS
 from invdist.data.stream import blocks
 from invdist.data.stream.batches import Batch, Stream, StreamSpec, UnlabeledSpec, ray_readers
-from invdist.data.stream.observed import TRAINING
 from invdist.data.stream.order import ShuffledRows
 from invdist.runtime.errors import UserError
 
@@ -156,7 +155,7 @@ def test_sampled_rows_have_the_user_of_their_row_and_were_never_observed(tiny: P
     spec = spec_of(tiny, unlabeled_per_row=4, source="sampled", popularity=popularity)
     seen = columns(list(Stream(spec, 0, 1).epoch(0)))
     assert np.array_equal(seen["unlabeled_user"], np.repeat(seen["user"], 4))
-    known = set(rows_of(tiny, TRAINING, ("user", "item")))
+    known = set(rows_of(tiny, OBSERVED_SPLITS, ("user", "item")))
     assert not known & set(zip(seen["unlabeled_user"].tolist(), seen["unlabeled_item"].tolist()))
 
 
@@ -209,7 +208,7 @@ def test_memory_is_a_few_windows_and_blocks(tiny: Path, monkeypatch: pytest.Monk
 
 
 def test_row_groups_larger_than_a_window(tmp_path: Path):
-    prepare(SyntheticLog("tiny", PRESETS["tiny"], 0), Labeling(rules=("finish_rate",)), Cut(), tmp_path / "data")
+    prepare_log(Synthetic(preset="tiny"), [], tmp_path / "data")
     spec = spec_of(tmp_path / "data", window_rows=500)
     seen = columns(list(Stream(spec, 0, 1).epoch(0)), ("user", "item"))
     found = sorted(zip(seen["user"].tolist(), seen["item"].tolist()))

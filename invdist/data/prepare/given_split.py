@@ -1,4 +1,4 @@
-"""A split that somebody else made: lists of (user, item) pairs that are to be valid and test."""
+"""A split given by two files: the (user, item) pairs of validation and of test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from invdist.data.prepare.ids import IdMap
 from invdist.data.prepare.splitting import TEST, VALID, by_given
-from invdist.data.sets import contains
+from invdist.data.sorted_sets import contains
 from invdist.runtime.errors import UserError
 
 _DELIMITERS = (b"\t", b"::", b",")
@@ -27,7 +27,7 @@ class GivenSplit:
     def resolve(
         self, user_ids: IdMap, item_ids: IdMap, final_user: np.ndarray, final_item: np.ndarray, items: int
     ) -> None:
-        """Turns raw pairs into sorted keys `user * items + item`; every pair must stand in the log."""
+        """Turns raw pairs into sorted keys `user * items + item`; every pair must be in the log."""
         for part, (users, raw_items) in self._pairs.items():
             user, item = user_ids.known_text(users), item_ids.known_text(raw_items)
             unknown = np.flatnonzero((user < 0) | (item < 0))
@@ -36,7 +36,7 @@ class GivenSplit:
             keys = final_user[user].astype(np.uint64) * np.uint64(items) + final_item[item].astype(np.uint64)
             self._keys[part], first = np.unique(keys, return_index=True)
             if len(first) < len(keys):
-                raise UserError(f"{self._paths[part]}: {len(keys) - len(first)} pairs stand there more than once")
+                raise UserError(f"{self._paths[part]}: {len(keys) - len(first)} pairs are in it more than once")
             self._found[part] = np.zeros(len(keys), bool)
         both = contains(self._keys[VALID], self._keys[TEST])
         if both.any():

@@ -1,4 +1,4 @@
-"""What a raw log looks like to the rest of the package, whichever file or generator it comes from."""
+"""The interface of a raw log, from whatever file or generator it comes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-SIGNALS = ("play_time", "duration", "like", "hate", "rating")
-"""What may be observed about an exposure; labeling rules look at some of these."""
+LABELS = ("label", "long_view")
+"""Signals that are labels already: 1, 0, or nothing."""
+SIGNALS = ("play_time", "duration", "like", "hate", "rating", *LABELS)
+"""What may be observed about an exposure. Each labeling rule reads some of these."""
 
 
 class RawLog(Protocol):
     """A log that can be read once, in batches of bounded size.
 
     Batches have the columns `user` and `item` (any type), the signals that were asked for (float64, null or NaN where
-    nothing was observed), and `time` (int64) and `truth` (float32, the true preference) if `has_time` and `has_truth`.
+    nothing was observed), and `time` (int64), `day` (int64, days since 1970) and `truth` (float32, the true
+    preference) if `has_time`, `has_day` and `has_truth`.
     """
 
     has_time: bool
+    has_day: bool
     has_truth: bool
 
     def describe(self) -> dict[str, Any]:
@@ -30,7 +34,7 @@ class RawLog(Protocol):
         ...
 
     def universe(self) -> tuple[int, int] | None:
-        """(users, items) when ids are already dense indices; None when they are to be mapped."""
+        """(users, items) when ids are dense indices already; None when they have to be mapped."""
         ...
 
     def latent(self) -> dict[str, pa.Table]:
