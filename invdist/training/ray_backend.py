@@ -18,7 +18,8 @@ from typing import Any
 from invdist import config as configs
 from invdist.config import Config
 from invdist.runtime.errors import UserError
-from invdist.training.run_folder import FAILED_FILE, write_atomically
+from invdist.runtime.files import write_atomically
+from invdist.training.run_folder import FAILED_FILE
 
 _LOG = logging.getLogger(__name__)
 
