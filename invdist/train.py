@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from invdist.runtime.errors import UserError, exit_on_user_error
 from invdist.runtime.install import check_stack
+from invdist.runtime.terminal import run_command
 
 if TYPE_CHECKING:
     from invdist.config import Config
@@ -152,4 +153,4 @@ def _write_result(path: str | None, result: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_command(main))

@@ -5,6 +5,8 @@ It costs one scan of the training labels. A model that ends below it has learned
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -48,18 +50,24 @@ class MeansBaseline:
         return scorer.metrics_of(self.score(scorer.user, scorer.item))
 
 
-def below_means(config: Config, model: float, means: float, best_epoch: int | None, epochs: int) -> str | None:
-    """A warning with what to try if the model's validation metric is below that of the means, else None."""
-    if not model < means:
-        return None
+def below_means(
+    config: Config, model: Mapping[str, float], means: Mapping[str, float], loss: float | None, epochs: int
+) -> str | None:
+    """A warning with what to try if the model's validation metric is below that of the means, else None.
+
+    `loss` is the training loss of the last of `epochs` epochs. Above the log-loss of the means, the model has not
+    learned enough yet; below, it has learned its training interactions by heart.
+    """
     name, gamma = config.training.metric, config.optimizer.gamma
-    said = f"valid {name} {model:.4f} is below the {means:.4f} of user and item means, which learn nothing"
-    if best_epoch == epochs - 1:  # it was still improving
+    if not model[name] < means[name]:
+        return None
+    said = f"valid {name} {model[name]:.4f} is below the {means[name]:.4f} of user and item means, which learn nothing"
+    if loss is None or not loss < means["logloss"]:
         return (
-            f"{said}. The last epoch was the best, so training was too short: try optimizer.gamma={gamma * 10:g} "
-            f"(now {gamma:g}) or training.epochs={2 * epochs}"
+            f"{said}. The model has learned too little: try a larger optimizer.gamma ({gamma * 10:g}, now {gamma:g}) "
+            f"or more training.epochs ({2 * epochs}, now {epochs})"
         )
     return (
-        f"{said}. Epoch {best_epoch} was the best of {epochs}, so the model overfits: try rows.bias=true, "
-        f"optimizer.gamma={gamma / 3:.1g} (now {gamma:g}), or a smaller rows.dim (now {config.rows.dim})"
+        f"{said}. The model overfits: try rows.bias=true, a smaller optimizer.gamma ({gamma / 3:.1g}, now {gamma:g}) "
+        f"or a smaller rows.dim ({max(4, config.rows.dim // 8 * 4)}, now {config.rows.dim})"
     )

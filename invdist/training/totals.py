@@ -25,6 +25,11 @@ class EpochTotals:
         """Labeled interactions per second."""
         return self.rows / max(self.seconds, 1e-9)
 
+    @property
+    def mean_loss(self) -> float:
+        """Mean training loss of the steps so far."""
+        return self.loss / max(self.steps, 1)
+
     def add_step(self, loss: float, rows: int, seconds: float, direction: float | None) -> None:
         """Adds a step over `rows` labeled interactions; `direction` is its multiplier if it chose one."""
         self.steps += 1
@@ -44,7 +49,7 @@ class EpochTotals:
             "seconds": self.seconds,
             "rows": self.rows,
             "rows_per_s": self.rows_per_s,
-            "loss": self.loss / max(self.steps, 1),
+            "loss": self.mean_loss,
             "directions": self.directions,
             "seconds_by": self.seconds_by,
         }
@@ -61,12 +66,15 @@ class RunTotals:
     rows: int = 0
     seconds: float = 0.0
     directions: dict[str, int] = field(default_factory=dict)
+    loss: float | None = None
+    """Mean training loss of the last epoch."""
 
     def add_epoch(self, epoch: int, totals: EpochTotals, metric: float) -> bool:
         """Adds a finished epoch; True if its metric is the best so far."""
         self.rows += totals.rows
         self.seconds += totals.seconds
         _add(self.directions, totals.directions)
+        self.loss = totals.mean_loss
         improved = self.best is None or metric > self.best
         if improved:
             self.best, self.best_epoch, self.stale = metric, epoch, 0

@@ -272,8 +272,7 @@ class Trainer:
         """Warns if the model is below the means baseline."""
         assert model is not None
         assert means is not None
-        metric, best = self.config.training.metric, self.run_totals.best_epoch
-        warning = below_means(self.config, model[metric], means[metric], best, self.position.epoch)
+        warning = below_means(self.config, model, means, self.run_totals.loss, self.position.epoch)
         if warning is not None:
             self.events.write("warning", message=warning)
 

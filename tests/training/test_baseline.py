@@ -58,7 +58,7 @@ def test_every_run_ends_with_the_means_beside_the_model(tiny_data: Path, tmp_pat
     # One epoch with gamma 1e-3 on 3,600 interactions learns next to nothing.
     (warning,) = [event["message"] for event in events if event["event"] == "warning"]
     assert "of user and item means" in warning
-    assert "optimizer.gamma=0.01" in warning
+    assert "larger optimizer.gamma (0.01, now 0.001)" in warning
 
 
 def _scores(rank: int, world_size: int, data: str) -> np.ndarray:
@@ -73,11 +73,15 @@ def test_the_means_do_not_depend_on_the_number_of_ranks(tiny_data: Path) -> None
 
 def test_a_model_below_the_means_is_told_what_to_try() -> None:
     config = configs.from_mapping(_SETTINGS, ["data.path=x", "optimizer.gamma=1e-5"])
-    assert below_means(config, 0.8, 0.7, 2, 3) is None
-    assert below_means(config, 0.7, 0.7, 2, 3) is None
-    short = below_means(config, 0.6, 0.7, 2, 3)
-    assert short is not None
-    assert "too short: try optimizer.gamma=0.0001 (now 1e-05) or training.epochs=6" in short
-    fitted = below_means(config, 0.6, 0.7, 0, 4)
+    means = {"auc": 0.7, "logloss": 0.6}
+    assert below_means(config, {"auc": 0.8}, means, 0.69, 3) is None
+    assert below_means(config, {"auc": 0.7}, means, 0.69, 3) is None
+    for loss in (0.69, float("nan"), None):
+        short = below_means(config, {"auc": 0.6}, means, loss, 3)
+        assert short is not None
+        assert "too little: try a larger optimizer.gamma (0.0001, now 1e-05)" in short
+        assert "training.epochs (6, now 3)" in short
+    fitted = below_means(config, {"auc": 0.6}, means, 0.2, 4)
     assert fitted is not None
     assert "overfits: try rows.bias=true" in fitted
+    assert "rows.dim (4, now 8)" in fitted
