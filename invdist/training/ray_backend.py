@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,10 +173,18 @@ def _quiet_core() -> Iterator[None]:
         yield
         return
     os.environ[name] = "fatal"
-    try:
-        yield
-    finally:
-        del os.environ[name]
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            del os.environ[name]
+            captured.seek(0)
+            # The core announces the level that it read: the one line to leave out.
+            os.write(2, b"".join(line for line in captured if name.encode() not in line))
 
 
 def inside_cluster() -> bool:
