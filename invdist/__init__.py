@@ -1,7 +1,7 @@
 """invdist: distributed inverse learning for recommenders with extremely sparse feedback.
 
-For notebooks: `invdist.prepare_dataset(...)`, `invdist.train_model(config) -> Run`, `invdist.open_run(path)`; see
-`invdist.api`.
+From Python: `invdist.prepare_dataset(...)`, `invdist.train_model(config) -> Run`, `invdist.open_run(path)`; see
+`invdist.api`. From a shell: `invdist --help`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_API = ("Run", "open_run", "prepare_dataset", "train_model")
+__all__ = ["Run", "__version__", "open_run", "prepare_dataset", "train_model"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: `invdist --help` must not wait for torch.
-    if name in _API:
+    # Imported on first use: `invdist --help` must not wait for pyarrow and torch.
+    if name in __all__:
         return getattr(importlib.import_module("invdist.api"), name)
     raise AttributeError(f"module 'invdist' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_API])
+    return sorted({*globals(), *__all__})

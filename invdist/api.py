@@ -1,20 +1,22 @@
-"""invdist for notebooks: what the commands do, as functions and one small object.
+"""invdist from Python: the commands as functions, and `Run`, a trained run.
 
     import invdist
 
-    invdist.prepare_dataset("synthetic", "data/small")                     # a raw log becomes a data set
-    run = invdist.train_model("configs/local.yaml", "training.epochs=5")  # the same as `invdist train`, to its end
+    invdist.prepare_dataset("synthetic", "data/small")               # makes a data set
+    run = invdist.train_model({"data": {"path": "data/small"}})      # trains, as `invdist train` does
     run.metrics["test"]["auc"]
-    run.history.to_pandas()                                         # an epoch a row
-    run.plot_directions()                                           # which way each update went
-    run.annotate(calibrate=True)                                    # soft labels of the unclear exposures
+    run.history.to_pandas()                                          # one row per epoch
+    run.plot_directions()                                            # the direction of every update
+    run.annotate(calibrate=True)                                     # soft labels of the unclear exposures
     run.recommend(k=10, users=[17, 42])
 
-Tables are pyarrow's: `.to_pandas()`, `.to_pylist()`. What does not fit into memory is for the commands, which stream.
+Tables are pyarrow tables: use `.to_pandas()` or `.to_pylist()`. They are built in memory; for large outputs use the
+commands, which stream to files.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 def prepare_dataset(
     kind: str, output: str | Path, inputs: str | Path | Sequence[str | Path] = (), **options: Any
 ) -> Dataset:
-    """Turns a raw log into the prepared data set `output`, and opens it.
+    """Turns a raw log into the data set `output` and opens it.
 
     `kind` is one of `invdist prepare`'s (ml-1m, kuairand, microvideo, ratings, synthetic), `inputs` its files and
     `options` its options: `prepare_dataset("ratings", "data/mine", "log.csv", positive_from=4)`.
@@ -57,10 +59,12 @@ def prepare_dataset(
 
 
 def train_model(config: str | Path | Mapping[str, Any] | Config, *overrides: str, show: bool = True) -> Run:
-    """Trains to the end as `config` says (a YAML file, a mapping, or a Config), and gives the run.
+    """Trains to the end and returns the run: the same as `invdist train`.
 
-    `overrides` are `key=value` settings. Training happens in a process of its own, which is `python -m invdist.train`:
-    it uses the Ray cluster that RAY_ADDRESS names, or a private one. Its lines are printed unless `show` is False.
+    `config` is a YAML file, a mapping such as `{"data": {"path": "data/small"}, "method": "ig"}`, or a `Config`;
+    `overrides` are `key=value` settings. Training happens in another process, which uses the Ray cluster that
+    RAY_ADDRESS names, or a private one; Ctrl-C saves and stops it. Its output is printed unless `show` is False.
+    Raises `UserError` if it fails.
     """
     from invdist import config as configs
 
@@ -71,30 +75,32 @@ def train_model(config: str | Path | Mapping[str, Any] | Config, *overrides: str
     else:
         settings = configs.from_mapping(_as_mapping(config), overrides)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.yaml"
+        file, result = Path(folder, "config.yaml"), Path(folder, "result.json")
         file.write_text(configs.dump(settings), encoding="utf-8")
-        lines = _run_command(["-m", "invdist.train", "--config", str(file)], show)
-    found = [line.removeprefix("run: ") for line in lines if line.startswith("run: ")]
-    if not found:
-        raise UserError("training ended without a run; the last it said:\n" + "\n".join(lines))
-    return Run(found[-1])
+        code, output = _run_python(["-m", "invdist.train", "--config", str(file), "--result", str(result)], show)
+        outcome = json.loads(result.read_text()) if result.exists() else {}
+    if "run" in outcome and code == 0:
+        return Run(outcome["run"])
+    if "run" in outcome:
+        raise UserError(f"training was stopped; continue with: python -m invdist.train --resume {outcome['run']}")
+    raise UserError(outcome.get("error") or f"training failed (exit code {code}); the end of its output:\n{output}")
 
 
 def open_run(path: str | Path, *overrides: str, checkpoint: str | int = "best") -> Run:
-    """A run that was trained before; `overrides` such as `data.path=FOLDER` if its data set has moved.
+    """Opens a run that was trained before; `checkpoint` is `best`, `last` or a step.
 
-    `checkpoint` is `best`, `last` or a step.
+    Pass `data.path=FOLDER` as an override if its data set has moved.
     """
     return Run(path, *overrides, checkpoint=checkpoint)
 
 
 class Run:
-    """A trained run: what it learned, and what can be done with it. The model is read when it is first needed."""
+    """A trained run: its metrics and history, and the use of its model, which is loaded when first needed."""
 
     def __init__(self, path: str | Path, *overrides: str, checkpoint: str | int = "best") -> None:
         self.path = Path(path).absolute()
         self._overrides, self._checkpoint = list(overrides), checkpoint
-        self.metrics  # noqa: B018 - a folder that is no run is told at once
+        self.metrics  # noqa: B018 - fails at once for a folder that is not a run
 
     def __repr__(self) -> str:
         auc = (self.metrics.get("test") or {}).get("auc")
@@ -102,7 +108,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Metrics of the best epoch by split (`valid`, `test`); empty while the run is not finished."""
+        """Metrics of the best epoch by split (`valid`, `test`); empty until the run has finished."""
         final = self._history.final or {}
         return {split: final[split] for split in ("valid", "test") if final.get(split)}
 
@@ -118,7 +124,7 @@ class Run:
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 
     def plot_directions(self) -> go.Figure:
-        """The direction timeline: training-test loss of every inverse-gradient step, marked direct, pass or inverse."""
+        """A plotly figure: the training-test loss of every inverse-gradient step, marked direct, pass or inverse."""
         from invdist.report.figures import direction_timeline
 
         figure = direction_timeline(self._history)
@@ -241,31 +247,28 @@ def _as_mapping(config: Config) -> Mapping[str, Any]:
     return parse(configs.dump(config).encode(), "config")
 
 
-def _run_command(arguments: list[str], show: bool) -> list[str]:
-    """Runs this Python with `arguments`, printing its lines as they come; gives the last of them."""
+def _run_python(arguments: list[str], show: bool) -> tuple[int, str]:
+    """Runs this Python with `arguments`, printing its output as it comes; gives exit code and the last lines."""
+    # The child imports the package from where this process did, installed or not.
     package = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
-        [sys.executable, *arguments],
-        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
+        [sys.executable, "-u", *arguments],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,  # not inherited: a notebook shows what is printed here
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
     )
     assert process.stdout is not None
-    lines: deque[str] = deque(maxlen=50)
+    last: deque[str] = deque(maxlen=50)
     try:
         for line in process.stdout:
-            lines.append(line.rstrip("\n"))
+            last.append(line)
             if show:
                 print(line, end="", flush=True)
-        code = process.wait()
+        return process.wait(), "".join(last)
     except BaseException:
-        process.terminate()  # it saves and ends
+        process.terminate()  # it saves first
         process.wait()
         raise
-    if code:
-        told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        raise UserError(told[-1] if told else f"training failed (exit code {code}):\n" + "\n".join(lines))
-    return list(lines)

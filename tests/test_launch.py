@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -12,13 +14,17 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from invdist.cli import local
 from invdist.runtime import private_ray
 from invdist.runtime.errors import UserError
+from invdist.training import job
 from invdist.training.history import History
 from tests.conftest import REPOSITORY
 
@@ -193,65 +199,141 @@ def test_opening_beyond_this_machine_must_be_asked_for_and_is_said(
     assert local._parser().parse_args([]).bind == "127.0.0.1"
     asked: list[str] = []
 
-    class Head:
-        dashboard, folder = "http://x", tmp_path
+    @contextlib.contextmanager
+    def fake_ray(cpus: int, *, dashboard: bool, bind: str) -> Iterator[SimpleNamespace]:
+        asked.append(bind)
+        yield SimpleNamespace(dashboard="http://x", folder=tmp_path)
+        asked.append("closed")
 
-        def close(self) -> None:
-            asked.append("closed")
-
-    monkeypatch.setattr(private_ray, "start", lambda *_, bind, **__: asked.append(bind) or Head())
-    monkeypatch.setattr(local, "_submit", lambda *_: 0)
-    assert local._run([], "127.0.0.1") == 0
+    monkeypatch.setattr(local, "private_ray", fake_ray)
+    monkeypatch.setattr(job, "run_job", lambda dashboard, command: 0)
+    assert local._train([], "127.0.0.1", 4) == 0
     assert "opened" not in capsys.readouterr().out
-    assert local._run([], "10.0.0.1") == 0
+    assert local._train([], "10.0.0.1", 4) == 0
     assert "opened beyond this machine" in capsys.readouterr().out
     assert asked == ["127.0.0.1", "closed", "10.0.0.1", "closed"]
 
 
-def test_wrong_settings_are_told_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails the test if Ray is started."""
+    monkeypatch.setattr(local, "private_ray", lambda *_, **__: pytest.fail("Ray was started"))
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_wrong_settings_are_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(private_ray, "start", lambda *_, **__: pytest.fail("Ray was started"))
     monkeypatch.setattr(local, "_prepare", lambda *_: pytest.fail("data was made"))
     assert local.main(["training.epochs=0"]) == 2
-    assert "training.epochs: expected a whole number at least 1" in capfd.readouterr().err
+    assert "training.epochs: expected a whole number at least 1" in capsys.readouterr().err
 
 
-def test_a_data_set_that_is_not_there_is_told_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.path=/no/such/folder", "/no/such/folder is not a prepared data set"),
+        ("rows.dim=100000000", "rows.dim: 100000000 makes a model of"),
+        ("data.batch_size=100000", "data.batch_size: 100000 is more than"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_started(
+    tiny_data: Path, capsys: pytest.CaptureFixture[str], override: str, said: str
 ) -> None:
-    monkeypatch.setattr(private_ray, "start", lambda *_, **__: pytest.fail("Ray was started"))
-    assert local.main(["data.path=/no/such/folder"]) == 2
-    assert "data.path: /no/such/folder is no prepared data set" in capfd.readouterr().err
+    assert local.main([f"data.path={tiny_data}", override]) == 2
+    assert said in capsys.readouterr().err
 
 
-_RAY_TALK = """
-print("Job submission server address: http://x\\nNext steps\\n  ray job logs")
-{before}
-import sys; sys.exit({code})
-"""
+class FakeClient:
+    """A job server with one job: prints `lines`, then waits for a stop if `endless`, then ends as `details`."""
+
+    lines: ClassVar[list[str]] = []
+    endless = False
+    code: ClassVar[int | None] = 0
+    interrupts = 0
+    stopped: ClassVar[list[str]] = []
+
+    def __init__(self, address: str) -> None:
+        self.ended = asyncio.Event()
+        FakeClient.stopped = []
+
+    def submit_job(self, entrypoint: str) -> str:
+        assert entrypoint == "python -c 'a b'"
+        return "job"
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        for line in self.lines:
+            yield line
+        for _ in range(self.interrupts):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.05)
+        if self.endless:
+            while not self.stopped or self.interrupts > 1:
+                await asyncio.sleep(0.01)
+            yield "saved\n"
+
+    def stop_job(self, job: str) -> None:
+        self.stopped.append(job)
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        status = SimpleNamespace(is_terminal=lambda: True, value="FAILED")
+        return SimpleNamespace(status=status, driver_exit_code=self.code, message="no such Python")
+
+
+@pytest.fixture
+def fake_client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
+    """Ray's client replaced by one whose behaviour the test sets."""
+    import ray.job_submission
+
+    client = type("Client", (FakeClient,), {})
+    monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", client)
+    return client
+
+
+def _run_job() -> int:
+    return job.run_job("http://x", ["python", "-c", "a b"])
 
 
 @pytest.mark.parametrize(
-    ("job", "code", "shown"),
+    ("lines", "code", "expected", "shown", "said"),
     [
-        ("print('Running entrypoint for job x'); print('epoch 0'); print('---- table')", 0, "epoch 0\n---- table\n"),
-        ("print('Running entrypoint for job x'); print('error: no')", 3, "error: no\n"),
-        (
-            "print('cannot connect')",
-            1,
-            "Job submission server address: http://x\nNext steps\n  ray job logs\ncannot connect\n",
-        ),
+        (["Running entrypoint for job x: y\nepoch 0\n", "---- table\n"], 0, 0, "epoch 0\n---- table\n", ""),
+        (["INFO -- Runtime env is setting up.\n", "error: no\n"], 3, 3, "error: no\n", ""),
+        ([], None, 1, "", "error: the job ended as FAILED: no such Python\n"),
+        (["half a"], -9, 1, "half a", "error: the job ended as FAILED: no such Python\n"),
     ],
-    ids=["trained", "failed", "never began"],
+    ids=["trained", "failed", "never began", "killed"],
 )
-def test_the_exit_code_and_the_words_of_the_job_are_passed_on(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], job: str, code: int, shown: str
+def test_the_exit_code_and_the_output_of_the_job_are_passed_on(
+    fake_client: type[FakeClient],
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    code: int | None,
+    expected: int,
+    shown: str,
+    said: str,
 ) -> None:
-    monkeypatch.setattr(private_ray, "RAY_COMMAND", _RAY_TALK.format(before=job, code=code))
-    head = private_ray.PrivateRay(None, Path("x"), "", "http://x", {})  # type: ignore[arg-type]
-    assert local._submit(["train"], head) == code
-    assert capfd.readouterr().out == shown
+    fake_client.lines, fake_client.code = lines, code
+    assert _run_job() == expected
+    assert capsys.readouterr() == (shown, said)
+
+
+def test_the_first_interrupt_stops_the_job_and_follows_it_to_its_end(
+    fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_client.lines, fake_client.endless, fake_client.interrupts = ["epoch 0\n"], True, 1
+    with pytest.raises(KeyboardInterrupt):
+        _run_job()
+    assert FakeClient.stopped == ["job"]
+    assert capsys.readouterr().out == "epoch 0\nsaved\n"
+
+
+def test_the_second_interrupt_does_not_wait(fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]) -> None:
+    fake_client.lines, fake_client.endless, fake_client.interrupts = ["epoch 0\n"], True, 2
+    with pytest.raises(KeyboardInterrupt):
+        _run_job()
+    assert capsys.readouterr().out == "epoch 0\n"
 
 
 class TestSignals:

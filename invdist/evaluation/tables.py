@@ -63,25 +63,28 @@ def metrics_table(metrics: Mapping[str, Any], ndcg_k: int = 10) -> str:
 
 
 def final_table(events: Sequence[Mapping[str, Any]], ndcg_k: int = 10) -> str:
-    """The result of a run, shown at its end: a line for validation and one for test."""
+    """The result of a run, shown at its end: a line for validation and one for test, each with the means below it."""
     final = next((event for event in reversed(events) if event.get("event") == "final"), None)
     if final is None:
         return "no result yet: the run has not finished"
     titles = [metric_title(name, ndcg_k) for name in METRICS]
     columns = ["method", "model", "split", *titles, "best epoch", "rows/s", "directions"]
-    rows = [
-        [
-            str(final.get("method", "-")),
-            str(final.get("model", "-")),
-            split,
-            *[number(metrics.get(name)) for name in METRICS],
-            str(final["best_epoch"]) if final.get("best_epoch") is not None else "-",
-            count(final.get("rows_per_s")),
-            directions_text(final.get("directions")),
-        ]
-        for split in ("valid", "test")
-        if (metrics := final.get(split))
-    ]
+    rows = []
+    for split in ("valid", "test"):
+        if metrics := final.get(split):
+            rows.append(
+                [
+                    str(final.get("method", "-")),
+                    str(final.get("model", "-")),
+                    split,
+                    *[number(metrics.get(name)) for name in METRICS],
+                    str(final["best_epoch"]) if final.get("best_epoch") is not None else "-",
+                    count(final.get("rows_per_s")),
+                    directions_text(final.get("directions")),
+                ]
+            )
+        if metrics and (means := (final.get("means") or {}).get(split)):
+            rows.append(["(means)", "-", split, *[number(means.get(name)) for name in METRICS], "-", "-", "-"])
     return plain_table(columns, rows)
 
 

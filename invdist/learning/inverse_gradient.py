@@ -24,15 +24,10 @@ from invdist.embeddings.exchange import Exchange
 from invdist.embeddings.store import moved
 from invdist.learning.losses import inverse_dual_loss, log_loss
 from invdist.learning.stopwatch import Stopwatch
-from invdist.learning.strategy import Batch, Record
+from invdist.learning.strategy import Batch, Record, TrainingDiverged
 from invdist.models.recommender import Recommender, Update
-from invdist.runtime.errors import UserError
 
 _SIGN_EPS = 1e-8
-
-
-class TrainingDiverged(UserError):
-    """No candidate has a finite loss, so nothing can be committed."""
 
 
 class RanksDisagree(RuntimeError):

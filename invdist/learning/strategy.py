@@ -32,6 +32,10 @@ from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
 
 
+class TrainingDiverged(UserError):
+    """A loss is no longer finite, so a step has no sensible update to make."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """One pass over some splits within an epoch."""

@@ -15,8 +15,7 @@ from typing import Any, cast
 import plotly.graph_objects as go
 
 from invdist.evaluation.tables import METRICS, metric_title
-from invdist.learning.directions import direction_name
-from invdist.training.history import Event, History
+from invdist.training.history import Event, History, direction_name
 
 MAX_POINTS = 3000
 """Longer series are thinned evenly: a browser draws every point as an SVG path."""

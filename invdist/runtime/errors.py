@@ -1,4 +1,4 @@
-"""Errors that speak to the person who ran the command."""
+"""Errors for the person who ran the command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ P = ParamSpec("P")
 
 
 class UserError(ValueError):
-    """Something the user can mend: the message says what is wrong, where, and what would be right."""
+    """An error the user can fix: the message says what is wrong, where, and what would be right."""
 
 
 def exit_on_user_error(command: Callable[P, int]) -> Callable[P, int]:
-    """Makes a command's `main` print a `UserError` as one line and return 2 instead of a traceback."""
+    """Makes a command's `main` print a `UserError` as one line and return 2, without a traceback."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> int:

@@ -1,17 +1,21 @@
-"""What a run needs of its data set. The settings alone tell, so it is checked before anything is started."""
+"""Checks that settings, data set and memory fit together, made before anything is started."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
+
+import torch
 
 from invdist.config import Config
 from invdist.config.fields import Problem, fail
-from invdist.config.registry import STRATEGIES
+from invdist.config.registry import BACKBONES
 from invdist.data.dataset import Dataset
-from invdist.data.stream.batches import StreamSpec, UnlabeledSpec
 from invdist.data.stream.blocks import missing_data
-from invdist.learning.strategy import Phase, Setting
+from invdist.embeddings.placement import GIB
 from invdist.runtime.errors import UserError
+from invdist.training.build import phases_of, stream_of
 
 _INSTEAD = {
     "exposures": "use sampled, or prepare with label_fraction below 1",
@@ -20,41 +24,13 @@ _INSTEAD = {
 }
 
 
-def setting_of(config: Config, dataset: Dataset) -> Setting:
-    """What the strategy of a config is built with on a data set."""
-    return Setting(
-        options=config.strategy,
-        unlabeled_rate=config.unlabeled.rate,
-        gamma=config.optimizer.gamma,
-        users=dataset.users,
-        items=dataset.items,
-        seed=config.seed,
-    )
-
-
-def stream_of(config: Config, phase: Phase) -> StreamSpec:
-    """The stream that a phase reads."""
-    data, unlabeled = config.data, config.unlabeled
-    return StreamSpec(
-        path=data.path,
-        splits=phase.splits,
-        batch_size=data.batch_size,
-        unlabeled_per_row=phase.unlabeled_per_row,
-        unlabeled=UnlabeledSpec(
-            source=phase.source or unlabeled.source, mix=unlabeled.mix, popularity=unlabeled.popularity
-        ),
-        seed=config.seed,
-        window_rows=data.window_rows,
-    )
-
-
 def check_against_data(config: Config, dataset: Dataset) -> None:
-    """Raises `UserError` with every way in which the settings do not fit the opened data set, or each other."""
+    """Raises `UserError` with every way in which the settings do not fit the data set, or each other."""
     fail([Problem(config.data.path, problem.key, problem.message) for problem in misfits(config, dataset)])
 
 
 def misfits(config: Config, dataset: Dataset) -> list[Problem]:
-    """What `check_against_data` would complain of."""
+    """The problems that `check_against_data` raises."""
     return [Problem("", key, message) for key, message in dict.fromkeys(_misfits(config, dataset))]
 
 
@@ -64,8 +40,11 @@ def _misfits(config: Config, dataset: Dataset) -> Iterator[tuple[str, str]]:
         yield "data.batch_size", f"{batch_size} is more than the {rows['train']} training rows"
     if not rows["valid"]:
         yield "training.metric", f"{config.training.metric} needs validation rows, and the data set has none"
+    too_large = _exceeds_caps(config, model_bytes(config, dataset))
+    if too_large:
+        yield "rows.dim", too_large
     try:
-        phases = STRATEGIES.get(config.method).phases(setting_of(config, dataset))
+        phases = phases_of(config, dataset)
     except UserError as error:
         yield "", str(error)
         return
@@ -77,3 +56,46 @@ def _misfits(config: Config, dataset: Dataset) -> Iterator[tuple[str, str]]:
             yield "unlabeled.source", f"{source}: the data set has {missing}; {_INSTEAD[source]}"
         elif missing:
             yield "method", f"{config.method} cannot do its phase {phase.name}: the data set has {missing}"
+
+
+def model_bytes(config: Config, dataset: Dataset) -> float:
+    """Bytes of one copy of the model with its optimizer state, at least: tables and dense weights."""
+    try:
+        with torch.device("meta"):  # shapes without memory
+            backbone = BACKBONES.get(config.model)(
+                dim=config.rows.dim, dropout=config.tower.dropout, bias=config.rows.bias
+            )
+        values = (dataset.users + dataset.items) * backbone.columns + sum(p.numel() for p in backbone.parameters())
+    except RuntimeError:  # a size beyond 64 bits
+        return float("inf")
+    return 4.0 * values * (3 if config.rows.optimizer == "adam" else 1)
+
+
+def _exceeds_caps(config: Config, size: float) -> str | None:
+    rows, workers = config.rows, 1 if config.rows.sharding == "data_parallel" else config.ray.workers
+    cap = rows.ddr_gb if config.ray.device == "cpu" else max(rows.hbm_gb, rows.ddr_gb)
+    if size <= workers * cap * GIB:
+        return None
+    return (
+        f"{rows.dim} makes a model of {size / GIB:,.1f} GB with its optimizer state, more than {workers} worker(s) "
+        f"with {cap:g} GB each can hold; use a smaller one, more ray.workers, or raise rows.hbm_gb and rows.ddr_gb"
+    )
+
+
+def check_fits_host(config: Config, dataset: Dataset, memory: float | None = None) -> None:
+    """Raises `UserError` if a run whose workers are all on this machine needs more than its memory (in bytes)."""
+    memory = host_memory() if memory is None else memory
+    size = model_bytes(config, dataset) * (config.ray.workers if config.rows.sharding == "data_parallel" else 1)
+    if size > memory:
+        raise UserError(
+            f"rows.dim: {config.rows.dim} makes a model of {size / GIB:,.1f} GB with its optimizer state, and this "
+            f"machine has {memory / GIB:,.1f} GB; use a smaller one"
+        )
+
+
+def host_memory() -> float:
+    """Bytes of memory that processes of this machine (or container) may use."""
+    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(memory, float(text)) if text.isdigit() else memory

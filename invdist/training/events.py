@@ -1,4 +1,4 @@
-"""What a run did, line by line: `metrics.jsonl` for every reader, TensorBoard beside it."""
+"""Writes the events of a run: `metrics.jsonl`, and the same for TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from invdist.training.history import METRICS_FILE
+from invdist.training.history import METRICS_FILE, end_of_last_line
 from invdist.training.tensorboard import Writer
 
 
 class EventLog:
-    """Writes a run's events. Only the first rank writes; on the others every call does nothing."""
+    """Writes a run's events. Only the first rank writes; on the others, calls do nothing."""
 
     def __init__(self, run: Path, writes: bool) -> None:
         self._file = self._board = None
         if writes:
             run.mkdir(parents=True, exist_ok=True)
-            _end_broken_line(run / METRICS_FILE)
-            self._file = (run / METRICS_FILE).open("a", encoding="utf-8")
+            path = run / METRICS_FILE
+            self._file = path.open("a", encoding="utf-8")
+            # A killed writer may have left part of a line: the next event must start on a new one.
+            self._file.truncate(end_of_last_line(path))
             self._board = Writer(run)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Adds one event and makes it visible at once."""
+        """Adds one event, which readers see at once."""
         if self._file is None or self._board is None:
             return
         event = {"event": kind, "time": time.time(), **jsonable(fields)}
@@ -33,25 +35,15 @@ class EventLog:
         self._board.write(event)
 
     def close(self) -> None:
-        """Ends both files."""
+        """Closes both files."""
         if self._file is not None and self._board is not None:
             self._file.close()
             self._board.close()
             self._file = self._board = None
 
 
-def _end_broken_line(path: Path) -> None:
-    """Removes what a killed writer left of its last line, so that the next event starts a line of its own."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
-
-
 def jsonable(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become null."""
+    """The same value for JSON, which has no NaN and no infinity: they become null."""
     if isinstance(value, dict):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,7 @@
-"""A run's `metrics.jsonl` read back: one JSON object per line, checked, readable while the run is live."""
+"""The events of a run: the format of `metrics.jsonl`, and reading it, also while the run is live.
+
+One JSON object per line. `epoch` counts from 0, in events, in the terminal, in reports and in exports alike.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from invdist.config.plain_yaml import dotted, read_yaml
 from invdist.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from invdist.training.checkpoint import Position
 
 Event = dict[str, Any]
 
@@ -19,21 +25,32 @@ METRICS_FILE = "metrics.jsonl"
 _NUMBER = (int, float)
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "start": {},
-    "step": {"epoch": int, "global_step": int, "loss": (*_NUMBER, type(None))},  # null: it was not finite
+    "step": {"epoch": int, "global_step": int, "loss": (*_NUMBER, type(None))},  # null: not finite
     "epoch": {"epoch": int},
     "final": {},
     "warning": {"message": str},
 }
-"""Fields an event cannot be shown without, and their type. Other kinds of events are kept, not looked at."""
+"""Required fields of events and their types. Other kinds of events are kept unchecked."""
 
-_MAPPINGS = ("valid", "test", "directions", "seconds_by", "annotations", "dataset", "environment")
+_MAPPINGS = ("valid", "test", "means", "directions", "seconds_by", "annotations", "dataset", "environment")
+
+
+def direction_name(multiplier: float) -> str:
+    """`direct`, `pass` or `inverse` for the `direction` of a step event, by its sign."""
+    return "pass" if multiplier == 0 else "direct" if multiplier < 0 else "inverse"
+
+
+def epoch_of(position: Position) -> int:
+    """The epoch that a checkpoint belongs to, counted from 0 as in events: the last one that took a step."""
+    between = (position.phase, position.pass_index, position.step) == (0, 0, 0)
+    return max(0, position.epoch - between)
 
 
 @dataclass(frozen=True)
 class History:
-    """Everything a run folder tells about a run, in order of training.
+    """A run folder as read: events, settings, data set.
 
-    A resumed run repeats the steps after its last checkpoint; the last record of a step or epoch is kept.
+    A resumed run repeats the steps after its last checkpoint; the last record of a step or epoch counts.
     """
 
     path: Path
@@ -71,7 +88,7 @@ class History:
 
     @property
     def final(self) -> Event | None:
-        """The `final` event, None while the run is under way or was broken off."""
+        """The `final` event; None while the run is under way or if it was interrupted."""
         kinds = [event["event"] for event in self.events]
         if "final" not in kinds or "start" in kinds[_last(kinds, "final") :]:
             return None
@@ -122,12 +139,11 @@ class History:
 
 
 class Tail:
-    """Follows a live `metrics.jsonl` from where it ends now: each line is read once, however long the file grows."""
+    """Follows a live `metrics.jsonl` from its present end; each line is read once, however long the file grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # After the last whole line: what a killed writer left of another is removed by the next.
-        self._offset = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+        self._offset = end_of_last_line(path)
 
     def new(self) -> list[Event]:
         """The events written since the last call; a line still being written waits for the next."""
@@ -141,11 +157,16 @@ class Tail:
         return [json.loads(line) for line in content[:whole].splitlines()]
 
 
+def end_of_last_line(path: Path) -> int:
+    """The offset after the last whole line; what follows is the start of a line, left by a killed writer."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+
+
 def read_events(path: Path) -> list[Event]:
     """The events of a `metrics.jsonl`.
 
-    A last line without its newline that does not parse is still being written, and left out; anything else
-    wrong is a `UserError` naming file and line.
+    A last line without a newline that does not parse is still being written and is left out. Anything else that is
+    wrong is a `UserError` with file and line.
     """
     try:
         text = path.read_bytes().decode("utf-8", errors="surrogateescape")
@@ -182,7 +203,7 @@ def _problem(event: object) -> str | None:
         if name not in event:
             return f'the "{kind}" event has no "{name}"'
         if not isinstance(event[name], types) or isinstance(event[name], bool):
-            return f'"{name}" of the "{kind}" event is {json.dumps(event[name])[:80]}, which it cannot be'
+            return f'"{name}" of the "{kind}" event has the wrong type: {json.dumps(event[name])[:80]}'
     if kind in _NEEDED:
         for name in _MAPPINGS:
             if event.get(name) is not None and not isinstance(event[name], dict):

@@ -1,7 +1,7 @@
-"""Training as a Ray Train job: a `TorchTrainer` whose workers each run a `Trainer`, restarted when they die.
+"""Training with Ray Train: a `TorchTrainer` whose workers each run a `Trainer` and are restarted when they die.
 
-A restarted group finds the newest checkpoint of the run folder and continues there, so the run folder must be
-reachable from every node, as for any Ray Train run.
+A restarted group continues from the newest checkpoint of the run folder, so every node must see that folder, as for
+any Ray Train run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,17 @@ from typing import Any
 from invdist import config as configs
 from invdist.config import Config
 from invdist.runtime.errors import UserError
-from invdist.training.run_folder import FAILED_FILE, write_atomically
+from invdist.runtime.files import write_atomically
+from invdist.training.run_folder import FAILED_FILE
 
 _LOG = logging.getLogger(__name__)
 
 
 def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | None = None) -> None:
-    """Trains on the Ray that this process is connected to; returns when the run has ended, finished or stopped.
+    """Trains on the Ray that this process is connected to; returns when the run has finished or was stopped.
 
-    Raises `UserError` for what the user can mend, and Ray's own error when workers died too often. `worker` is what
-    each worker runs, by default `train_worker`.
+    Raises `UserError` for an error the user can fix, and Ray's own error when workers died too often. `worker` is the
+    function that each worker runs, by default `train_worker`.
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -45,7 +47,7 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
         )
 
     class Trainer(TorchTrainer):
-        """Leaves Ctrl-C to whoever asked for it: Ray's own handler would kill the workers before they have saved."""
+        """Does not handle Ctrl-C: Ray's own handler would kill the workers before they have saved."""
 
         def _register_sigint_handler(self, controller: Any) -> None: ...
 
@@ -68,7 +70,7 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
 
 
 def train_worker(settings: dict[str, str]) -> None:
-    """What every worker runs: builds its `Trainer` and fits."""
+    """The function of every worker: builds its `Trainer` and trains."""
     from ray.train import get_context
     from ray.train.torch import get_device
 
@@ -79,7 +81,7 @@ def train_worker(settings: dict[str, str]) -> None:
 
     run = Path(settings["run"])
     if (run / FAILED_FILE).exists():
-        return  # a worker found something only the user can mend: a restart would find it again
+        return  # an error that only the user can fix: it would occur again after this restart
     config = configs.from_text(settings["config"])
     configure_process(max(1, int(config.ray.cpus_per_worker)))
     comm = Comm()
@@ -110,7 +112,7 @@ def _raise_if_failed(run: Path) -> None:
 
 
 def cluster_uses_cuda(config: Config) -> bool:
-    """The device is chosen once, for all workers: CUDA if the cluster has a GPU for each that must be there."""
+    """Chooses the device of all workers: CUDA if the cluster has a GPU for each worker that is required."""
     import ray
 
     if config.ray.device == "cpu":
@@ -130,9 +132,9 @@ def _resources(config: Config, cuda: bool) -> dict[str, float]:
 
 @contextlib.contextmanager
 def connected(cpus: int | None = None) -> Iterator[None]:
-    """Connects to the cluster this process belongs to, or starts a Ray of its own for as long as it takes.
+    """Inside, this process is connected to its Ray cluster, or to a private one with `cpus` CPUs (default: all).
 
-    A Ray of its own has `cpus` CPUs, by default those of the machine. A process that is connected stays so.
+    A process that is connected already stays connected.
     """
     if "ray" in sys.modules:
         import ray
@@ -142,8 +144,8 @@ def connected(cpus: int | None = None) -> Iterator[None]:
             return
         if not inside_cluster():
             raise UserError(
-                "ray was imported before invdist could start one of its own: call ray.init() first to use that one, "
-                "or run the command in a process of its own"
+                "ray was imported before invdist could start a private cluster: call ray.init() first to use your own, "
+                "or run this in a new process"
             )
     with contextlib.ExitStack() as stack:
         if not inside_cluster():
@@ -152,9 +154,37 @@ def connected(cpus: int | None = None) -> Iterator[None]:
             stack.enter_context(private_ray(cpus=cpus))
         import ray
 
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        with _quiet_core():
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)
         stack.callback(ray.shutdown)
         yield
+
+
+@contextlib.contextmanager
+def _quiet_core() -> Iterator[None]:
+    """Keeps Ray's C++ core from writing errors to the terminal of this driver; it reads the level when it starts.
+
+    Ray Data restarts its actors and keeps their arguments alive, and yet the core reports "has constructor arguments
+    in the object store and max_restarts > 0" as an error for each. Real failures reach Python as exceptions, and the
+    processes of the cluster log as before. RAY_BACKEND_LOG_LEVEL in the environment takes precedence.
+    """
+    name = "RAY_BACKEND_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "fatal"
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            del os.environ[name]
+            captured.seek(0)
+            # The core announces the level that it read: the one line to leave out.
+            os.write(2, b"".join(line for line in captured if name.encode() not in line))
 
 
 def inside_cluster() -> bool:

@@ -1,9 +1,9 @@
-"""The folder of a run: what is in it, and how it is made."""
+"""The folder of a run: the names of its files, making it, opening it again."""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,19 @@ from invdist import config as configs
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
-from invdist.runtime.files import Folder
+from invdist.runtime.files import Folder, write_atomically
+from invdist.training.history import METRICS_FILE, read_events
 
 CONFIG_FILE = "config.yaml"
 DATASET_FILE = "dataset.json"
 FAILED_FILE = "failed.json"
-"""Written by a worker that found something only the user can mend."""
+"""Written by a worker that found an error only the user can fix."""
 STOP_FILE = "stop"
-"""A file of this name asks a run to save and end."""
+"""A file of this name asks the run to save and stop."""
 
 
 def create(config: Config, dataset: Dataset) -> Path:
-    """Makes the folder of a new run with its settings and what its data set is."""
+    """Makes the folder of a new run, with its settings and a description of its data set."""
     name = config.name or f"{config.method}-{config.model}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = Path(config.runs).absolute() / name
     if config.checkpoint.path is not None and Folder.at(checkpoints(config, run)).folders():
@@ -51,8 +52,23 @@ def create(config: Config, dataset: Dataset) -> Path:
     return run
 
 
+def release_name(run: Path, *, keep: bool) -> None:
+    """Makes the name of a run free again if it failed before its first step.
+
+    The folder is removed, or with `keep` renamed to `NAME.failed-TIME`, so that its logs can be read. A run that has
+    started keeps its folder: it may have checkpoints.
+    """
+    events = read_events(run / METRICS_FILE) if (run / METRICS_FILE).exists() else []
+    if any(event["event"] == "start" for event in events):
+        return
+    if keep:
+        run.rename(run.with_name(f"{run.name}.failed-{time.strftime('%Y%m%d-%H%M%S')}"))
+    else:
+        shutil.rmtree(run, ignore_errors=True)
+
+
 def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
-    """The settings of an existing run, with overrides laid over them."""
+    """The settings of an existing run with `key=value` overrides, and its folder."""
     folder = Path(run).absolute()
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{run}: not a run folder, it has no {CONFIG_FILE}")
@@ -60,7 +76,7 @@ def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
 
 
 def data_of(config: Config, run: str | Path) -> Dataset:
-    """The data set of an existing run; where it cannot be opened, the error says how to name its new place."""
+    """The data set of an existing run; if it cannot be opened, the error says how to give its new path."""
     try:
         return Dataset.open(config.data.path)
     except UserError as error:
@@ -70,10 +86,3 @@ def data_of(config: Config, run: str | Path) -> Dataset:
 def checkpoints(config: Config, run: Path) -> str:
     """Where the checkpoints of a run are: a local path or a URI."""
     return f"{config.checkpoint.path.rstrip('/')}/{run.name}" if config.checkpoint.path else str(run / "checkpoints")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a small file so that nobody ever sees half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

@@ -1,4 +1,4 @@
-"""Scores rows of a split on all ranks: for metrics, and for the annotations of a fixed probe."""
+"""Scores interactions on all ranks: a split for its metrics, a fixed probe for its annotations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def score_pairs(strategy: Strategy, user: np.ndarray, item: np.ndarray, batch_ro
 
 
 class SplitScorer:
-    """Metrics of a split; each rank scores the rows of its own users (`user % ranks`)."""
+    """Metrics of a split. Each rank holds the interactions `user`, `item` of its own users (`user % ranks`)."""
 
     def __init__(self, dataset: Dataset, split: str, strategy: Strategy, batch_rows: int, k: int) -> None:
         self._strategy, self._batch_rows, self._k = strategy, batch_rows, k
@@ -43,24 +43,25 @@ class SplitScorer:
             mine = batch.column("user").to_numpy() % comm.size == comm.rank
             for name, parts in columns.items():
                 parts.append(batch.column(name).to_numpy(zero_copy_only=False)[mine])
-        self._user, self._item, self._label = (
+        self.user, self.item, self._label = (
             np.concatenate(parts) if parts else np.empty(0, np.int32) for parts in columns.values()
         )
 
     def metrics(self) -> dict[str, float]:
-        """The metrics at the present state, the same on every rank."""
-        return self._metrics(score_pairs(self._strategy, self._user, self._item, self._batch_rows))
+        """The metrics of the model as it is now, the same on every rank."""
+        return self.metrics_of(score_pairs(self._strategy, self.user, self.item, self._batch_rows))
 
     def undefined(self) -> set[str]:
-        """The metrics that these rows cannot give whatever they score; `UserError` if they are of one class."""
-        return {name for name, value in self._metrics(np.zeros(len(self._user))).items() if math.isnan(value)}
+        """Metrics that have no value on this split for any scores; `UserError` if it has only one class."""
+        return {name for name, value in self.metrics_of(np.zeros(len(self.user))).items() if math.isnan(value)}
 
-    def _metrics(self, scores: np.ndarray) -> dict[str, float]:
-        return distributed_metrics(self._user, self._label, scores, k=self._k, group=self._strategy.model.comm.group)
+    def metrics_of(self, scores: np.ndarray) -> dict[str, float]:
+        """The metrics of given scores of `user`, `item`, the same on every rank."""
+        return distributed_metrics(self.user, self._label, scores, k=self._k, group=self._strategy.model.comm.group)
 
 
 class Probe:
-    """A fixed set of unclear exposures whose annotations are watched over training."""
+    """A fixed sample of unclear exposures, annotated after every epoch to see annotations change."""
 
     def __init__(self, dataset: Dataset, strategy: Strategy, batch_rows: int) -> None:
         self._strategy, self._batch_rows = strategy, batch_rows
@@ -70,7 +71,7 @@ class Probe:
         self._truth = truth if len(truth) and not np.isnan(truth).all() else None
 
     def annotations(self) -> dict[str, object] | None:
-        """Histograms of `w1` and `w0`, and where truth is known their AUC and reliability against it."""
+        """Histograms of `w1` and `w0`; where the truth is known, the AUC and reliability of `w1`."""
         if not len(self._user):
             return None
         w1 = self._annotate()
@@ -107,7 +108,7 @@ class Probe:
 
 
 def _head(dataset: Dataset, split: str, column: str) -> np.ndarray:
-    """The first rows of a column: shards are in random order, so they are a sample."""
+    """The first values of a column. Shards are in random order, so this is a random sample."""
     parts, rows = [], 0
     for batch in dataset.scan(split, [column]) if dataset.shards(split) else ():
         parts.append(batch.column(column).to_numpy(zero_copy_only=False))

@@ -45,3 +45,10 @@ def test_metrics_of_a_split_name_what_people_know_and_no_internals() -> None:
 def test_durations_are_rounded_to_what_people_say() -> None:
     shown = [duration(seconds) for seconds in (3.21, 59.96, 245, 7800)]
     assert shown == ["3.2 s", "1 min 00 s", "4 min 05 s", "2 h 10 min"]
+
+
+def test_the_means_are_shown_below_the_model() -> None:
+    final = {"event": "final", "method": "ig", "model": "gmf", "test": {"auc": 0.6}, "means": {"test": {"auc": 0.75}}}
+    lines = final_table([final]).splitlines()
+    assert lines[-1].split()[:4] == ["(means)", "-", "test", "0.7500"]
+    assert "0.6000" in lines[-2]

@@ -15,21 +15,20 @@ from torch import Tensor
 
 from invdist.data.stream.batches import Batch
 from invdist.embeddings.exchange import Pairs
-from invdist.learning.directions import direction_name
 from invdist.learning.inverse_gradient import (
     InverseGradient,
     RanksDisagree,
-    TrainingDiverged,
     choose,
     phi,
     tie_order,
 )
 from invdist.learning.losses import log_loss
 from invdist.learning.stopwatch import Stopwatch
-from invdist.learning.strategy import Record, unlabeled
+from invdist.learning.strategy import Record, TrainingDiverged, unlabeled
 from invdist.models.build import build_recommender
 from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
+from invdist.training.history import direction_name
 from tests.distributed import run_ranks
 from tests.embeddings.sharded import (
     DIM,

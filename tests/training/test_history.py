@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from invdist.learning.directions import direction_name
 from invdist.runtime.errors import UserError
 from invdist.training.events import EventLog
-from invdist.training.history import METRICS_FILE, History, Tail, read_events, table
+from invdist.training.history import METRICS_FILE, History, Tail, direction_name, read_events, table
 from tests.report.generated import ig_events, write_run
 
 

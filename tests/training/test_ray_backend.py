@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +145,23 @@ def test_a_run_that_goes_on_is_not_continued_beside_itself(
     with exclusive(run):
         assert train.main(["--resume", str(run)]) == 2
     assert f"{run} is in use by another process" in capsys.readouterr().err
+
+
+def test_an_actor_that_ray_complains_about_does_not_reach_the_terminal() -> None:
+    """Ray's core reports restartable actors with arguments in the object store as errors, as Ray Data makes them."""
+    program = (
+        "import sys\n"
+        "from invdist.training.ray_backend import connected\n"
+        "class Actor:\n"
+        "    def __init__(self, given): self.given = given\n"
+        "    def get(self): return self.given\n"
+        "with connected(1):\n"
+        "    import ray\n"
+        "    actor = ray.remote(num_cpus=0, max_restarts=-1)(Actor).remote(ray.put(7))\n"
+        "    print(ray.get(actor.get.remote()))\n"
+        "    print('said by the program', file=sys.stderr)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+    assert done.stderr == "said by the program\n"

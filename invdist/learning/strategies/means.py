@@ -10,6 +10,7 @@ from torch import Tensor
 from invdist.config.fields import Positive, Section
 from invdist.config.registry import STRATEGIES
 from invdist.embeddings.exchange import Exchange, Pairs
+from invdist.learning.log_odds import SMOOTHING, overall_mean, smoothed_log_odds
 from invdist.learning.losses import log_loss
 from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Setting, Strategy
 from invdist.models.frozen import Additive, FrozenModel
@@ -23,7 +24,7 @@ class Means(Strategy):
     class Config(Section):
         """Options of the means."""
 
-        smoothing: Positive = 10.0
+        smoothing: Positive = SMOOTHING
         """Rows at the overall mean that are added to each user and each item."""
 
     def __init__(self, setting: Setting, model: Recommender) -> None:
@@ -87,7 +88,5 @@ class Means(Strategy):
 def _log_odds(counts: Tensor, users: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Log-odds of the smoothed mean of every user, then of every item; and of the overall mean."""
     rows, positives = counts.unbind(1)
-    # One row of each class more: a data set of one class has an overall mean within (0, 1), too.
-    overall = (positives[:users].sum() + 1) / (rows[:users].sum() + 2)
-    logit = torch.logit((positives + smoothing * overall) / (rows + smoothing)).float()
-    return logit, torch.logit(overall).float()
+    overall = overall_mean(rows[:users].sum(), positives[:users].sum())
+    return smoothed_log_odds(counts, overall, smoothing), torch.logit(overall).float()

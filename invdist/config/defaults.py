@@ -1,0 +1,6 @@
+"""Config files that come with the package."""
+
+from pathlib import Path
+
+LOCAL = Path(__file__).with_name("local.yaml")
+"""Settings of `invdist local`. In a checkout, configs/local.yaml is a link to this file."""

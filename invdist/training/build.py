@@ -1,0 +1,79 @@
+"""The model, the strategy and the streams that a config describes, on one data set."""
+
+from __future__ import annotations
+
+import torch
+
+from invdist.config import Config
+from invdist.config.registry import STRATEGIES
+from invdist.data.dataset import Dataset
+from invdist.data.stream.batches import StreamSpec, UnlabeledSpec
+from invdist.embeddings.comm import Comm
+from invdist.learning.strategy import Phase, Setting, Strategy
+from invdist.models.build import ModelSpec, build_recommender
+from invdist.models.recommender import Recommender
+
+
+def build_model(config: Config, dataset: Dataset, device: torch.device, comm: Comm) -> Recommender:
+    """The model of a config, sized for a data set."""
+    rows, optimizer = config.rows, config.optimizer
+    spec = ModelSpec(
+        users=dataset.users,
+        items=dataset.items,
+        model=config.model,
+        dim=rows.dim,
+        bias=rows.bias,
+        dropout=config.tower.dropout,
+        init_std=rows.init_std,
+        seed=config.seed,
+        sharding=rows.sharding,
+        optimizer=rows.optimizer,
+        gamma=optimizer.gamma,
+        weight_decay=optimizer.weight_decay,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        eps=optimizer.eps,
+        precision=config.training.precision,
+        batch_size=config.data.batch_size,
+        hbm_gb=rows.hbm_gb,
+        ddr_gb=rows.ddr_gb,
+    )
+    return build_recommender(spec, device, comm)
+
+
+def build_strategy(config: Config, dataset: Dataset, model: Recommender) -> Strategy:
+    """The strategy of a config, over a model."""
+    return STRATEGIES.get(config.method)(setting_of(config, dataset), model)
+
+
+def phases_of(config: Config, dataset: Dataset) -> tuple[Phase, ...]:
+    """The phases of an epoch; `UserError` if the settings of the strategy contradict each other."""
+    return STRATEGIES.get(config.method).phases(setting_of(config, dataset))
+
+
+def setting_of(config: Config, dataset: Dataset) -> Setting:
+    """What the strategy of a config is built with on a data set."""
+    return Setting(
+        options=config.strategy,
+        unlabeled_rate=config.unlabeled.rate,
+        gamma=config.optimizer.gamma,
+        users=dataset.users,
+        items=dataset.items,
+        seed=config.seed,
+    )
+
+
+def stream_of(config: Config, phase: Phase) -> StreamSpec:
+    """The stream that a phase reads."""
+    data, unlabeled = config.data, config.unlabeled
+    return StreamSpec(
+        path=data.path,
+        splits=phase.splits,
+        batch_size=data.batch_size,
+        unlabeled_per_row=phase.unlabeled_per_row,
+        unlabeled=UnlabeledSpec(
+            source=phase.source or unlabeled.source, mix=unlabeled.mix, popularity=unlabeled.popularity
+        ),
+        seed=config.seed,
+        window_rows=data.window_rows,
+    )

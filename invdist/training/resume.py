@@ -1,0 +1,71 @@
+"""Whether a checkpoint can be continued with the present settings: read from its manifest alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from invdist import config as configs
+from invdist.config import Config
+from invdist.config.plain_yaml import dotted, parse
+from invdist.data.dataset import Dataset
+from invdist.learning.strategy import Phase
+from invdist.runtime.errors import UserError
+from invdist.training import run_folder
+from invdist.training.build import phases_of
+from invdist.training.checkpoint import CheckpointStore, Position
+
+_ALWAYS_FIXED = ("method", "model", "rows.dim", "rows.bias", "rows.optimizer", "training.metric")
+"""What a checkpoint's tensors are, and what its metric means."""
+_FIXED_WITHIN_EPOCH = ("data.batch_size", "data.window_rows", "seed")
+"""What gives the position within an epoch its meaning, beside `unlabeled.*` and the strategy's phases."""
+
+
+def check_resume(config: Config, run: Path, dataset: Dataset) -> None:
+    """Raises `UserError` if the run cannot continue with `config`. Reads manifests only; a new run passes."""
+    newest = CheckpointStore(run_folder.checkpoints(config, run), None).latest(valid_only=True)
+    if newest is not None:
+        check_continues(newest.path, newest.position, newest.extra, config, dataset, phases_of(config, dataset))
+
+
+def check_continues(
+    path: str, position: Position, extra: Mapping[str, Any], config: Config, dataset: Dataset, phases: Sequence[Phase]
+) -> None:
+    """Raises `UserError` if the data set or a setting differs that a resumed run cannot change.
+
+    `position` and `extra` are those of the checkpoint at `path`.
+    """
+    if extra["dataset"] != dataset.fingerprint:
+        raise UserError(
+            f"{path} was trained on another data set than {config.data.path}: "
+            "resume with the data set of the run, or start a new run"
+        )
+    texts = extra["config"], configs.dump(config)
+    before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
+
+    def changed(keys: Sequence[str]) -> str:
+        return ", ".join(f"{key}={before[key]}" for key in keys if key in before and before[key] != now.get(key))
+
+    if always := changed(_ALWAYS_FIXED):
+        raise UserError(
+            f"{path} was trained with {always}, which a resumed run cannot change: leave it as it was, or "
+            "start a new run"
+        )
+    if (position.phase, position.pass_index, position.step) == (0, 0, 0):  # between two epochs
+        return
+    fixed = [*_FIXED_WITHIN_EPOCH, *(key for key in now if key.startswith("unlabeled."))]
+    if extra.get("phases", described(phases)) != described(phases):
+        fixed += [key for key in now if key.startswith(f"{config.method}.")]
+    if within := changed(fixed):
+        raise UserError(
+            f"{path} is at step {position.step:,} of an epoch with {within}, which cannot change within an "
+            "epoch: resume with that, or start a new run"
+        )
+
+
+def described(phases: Sequence[Phase]) -> list[Any]:
+    """Phases as a checkpoint stores them."""
+    return json.loads(json.dumps([dataclasses.asdict(phase) for phase in phases]))

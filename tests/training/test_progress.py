@@ -1,0 +1,48 @@
+"""What a person sees of a run: one line a table and an epoch, no planner statistics, warnings in full."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from invdist.training.events import EventLog
+from invdist.training.progress import ProgressView, describe
+from tests.report.generated import ig_events
+
+
+def _shown(run: Path, events: list[dict]) -> list[str]:
+    out = io.StringIO()
+    with ProgressView(run, out):
+        log = EventLog(run, writes=True)
+        for event in events:
+            log.write(event["event"], **{name: value for name, value in event.items() if name not in ("event", "time")})
+        log.close()
+    return out.getvalue().splitlines()
+
+
+def test_a_log_has_a_line_for_each_table_epoch_and_warning(tmp_path: Path) -> None:
+    start = {
+        "event": "start",
+        "method": "ig",
+        "model": "gmf",
+        "world_size": 2,
+        "device": "cpu",
+        "backend": "gloo",
+        "plan": [{"table": name, "rows": 6040, "dim": 32, "sharding": "row_wise"} for name in ("user", "item")],
+        "plan_stats": "--- Planner Statistics ---\n" * 25,
+    }
+    epochs = [event for event in ig_events(epochs=3) if event["event"] in ("step", "epoch")]
+    warning = {"event": "warning", "message": "the model is [bold]below[/bold] the means"}
+    lines = _shown(tmp_path, [start, *epochs, warning])
+    assert lines[:3] == [
+        "ig on gmf: 2 rank(s), cpu, gloo",
+        "  user: 6,040 x 32, row_wise",
+        "  item: 6,040 x 32, row_wise",
+    ]
+    assert [line.split(":")[0] for line in lines[3:6]] == ["epoch 0", "epoch 1", "epoch 2"], "counted as in the events"
+    assert lines[6:] == ["warning: the model is [bold]below[/bold] the means"]
+
+
+def test_a_loss_that_is_not_finite_is_a_dash() -> None:
+    epoch = next(event for event in ig_events() if event["event"] == "epoch")
+    assert "loss -  valid" in (describe(epoch | {"loss": None}) or "")

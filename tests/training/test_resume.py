@@ -1,0 +1,105 @@
+"""What cannot be trained is refused before Ray starts, and a run that never started does not keep its name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from invdist import config as configs
+from invdist import train
+from invdist.data.dataset import Dataset
+from invdist.runtime.errors import UserError
+from invdist.training import data_checks, ray_backend, run_folder
+from invdist.training.checkpoint import Position
+from invdist.training.history import epoch_of
+from invdist.training.resume import check_resume
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "connected", lambda *_: pytest.fail("Ray was started"))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model=neumf", "was trained with model=gmf, which a resumed run cannot change"),
+        ("method=none", "method=ig"),
+        ("rows.dim=16", "rows.dim=8"),
+        ("rows.bias=false", "rows.bias=True"),
+        ("rows.optimizer=sgd", "rows.optimizer=adam"),
+        ("training.metric=gauc", "training.metric=auc"),
+    ],
+)
+def test_another_model_is_refused_from_the_manifest_alone(
+    trained_run: Path, capsys: pytest.CaptureFixture[str], override: str, said: str
+) -> None:
+    assert train.main(["--resume", str(trained_run), override]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_another_data_set_is_refused_and_more_epochs_are_not(
+    trained_run: Path, all_labeled: Path, tiny_data: Path
+) -> None:
+    config, _ = run_folder.reopen(trained_run, ["training.epochs=9", "optimizer.gamma=0.1"])
+    check_resume(config, trained_run, Dataset.open(str(tiny_data)))
+    with pytest.raises(UserError, match="was trained on another data set"):
+        check_resume(config, trained_run, Dataset.open(str(all_labeled)))
+
+
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_tables_beyond_the_caps_are_refused(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    given = [f"data.path={tiny_data}", f"runs={tmp_path / 'runs'}", f"model={model}", "rows.dim=100000000"]
+    assert train.main(given) == 2
+    assert "rows.dim: 100000000 makes a model of" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_tables_beyond_the_memory_of_this_machine_are_refused(tiny_data: Path) -> None:
+    dataset = Dataset.open(str(tiny_data))
+    config = configs.from_mapping({}, [f"data.path={tiny_data}", "rows.dim=32", "rows.optimizer=sgd"])
+    tables = 4 * (dataset.users + dataset.items) * 32
+    assert data_checks.model_bytes(config, dataset) == tables + 4 * 33  # GMF: 32 weights and a bias
+    data_checks.check_fits_host(config, dataset, memory=tables + 4 * 33)
+    with pytest.raises(UserError, match=r"rows.dim: 32 makes a model .* this machine has"):
+        data_checks.check_fits_host(config, dataset, memory=tables)
+    config.rows.optimizer = "adam"
+    assert data_checks.model_bytes(config, dataset) == 3 * (tables + 4 * 33)
+
+
+@pytest.mark.parametrize(("error", "left"), [(UserError("no"), []), (RuntimeError("no"), ["named.failed"])])
+def test_a_run_that_failed_before_its_first_step_does_not_keep_its_name(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, left: list[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray_backend, "connected", fail)
+    config = configs.from_mapping({}, [f"data.path={tiny_data}", f"runs={tmp_path}", "name=named"])
+    with pytest.raises(type(error)):
+        train.train(config)
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == left
+
+
+def test_a_run_that_has_started_keeps_its_folder(trained_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    run_folder.release_name(run, keep=False)
+    assert (run / "metrics.jsonl").exists()
+
+
+def test_a_checkpoint_belongs_to_the_epoch_that_events_name() -> None:
+    assert epoch_of(Position()) == 0
+    assert epoch_of(Position(epoch=3, global_step=30)) == 2, "saved at the end of epoch 2"
+    assert epoch_of(Position(epoch=3, phase=1, global_step=35)) == 3, "saved within epoch 3"
+
+
+def test_training_without_a_data_set_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main([]) == 2
+    assert "give data.path=FOLDER" in capsys.readouterr().err
+    assert train.main(["data.path=somewhere", "--print-config"]) == 0
+    printed = configs.from_text(capsys.readouterr().out)
+    assert configs.dump(printed) == configs.dump(configs.from_mapping({"data": {"path": "somewhere"}}))
