@@ -31,10 +31,11 @@ _TITLES = {
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the metrics of a run as a table, or as JSON."""
+    from invdist.data.schema import LABELED
+
     parser = argparse.ArgumentParser(prog="invdist evaluate", description=__doc__)
     arguments.add_run(parser)
-    splits = ("valid", "test", "training_test", "train")
-    parser.add_argument("--split", choices=splits, default="test", help="rows to score (default: test)")
+    parser.add_argument("--split", choices=LABELED, default="test", help="rows to score (default: test)")
     parser.add_argument("--catalogue", action="store_true", help="rank the whole catalogue for each user")
     parser.add_argument(
         "--k", type=int, nargs="+", metavar="N", help="with --catalogue: lengths of lists (default: 10)"
