@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from invdist.cli import arguments
-from invdist.data.schema import LABELED_SPLITS
 from invdist.runtime.errors import UserError, exit_on_user_error
 
 _TITLES = {
@@ -32,6 +31,8 @@ _TITLES = {
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the metrics of a run as a table, or as JSON."""
+    from invdist.data.schema import LABELED_SPLITS
+
     parser = argparse.ArgumentParser(prog="invdist evaluate", description=__doc__)
     arguments.add_run(parser)
     parser.add_argument("--split", choices=LABELED_SPLITS, default="test", help="rows to score (default: test)")

@@ -154,7 +154,7 @@ def _check_content(
     for name in schema.names:
         if table[name].null_count:
             raise UserError(f"{where}: {table[name].null_count} rows have no {name}")
-        values = table[name].combine_chunks().to_numpy()  # of a chunked array it would import pandas
+        values = table[name].to_numpy()
         if name == "truth":
             wrong = np.flatnonzero((values < 0) | (values > 1))
             most = "1, or NaN for unknown"

@@ -84,7 +84,5 @@ def _rows(run: TrainedRun, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     if not run.dataset.rows.get(split):
         raise UserError(f"{run.dataset.path}: the data set has no rows in its split {split!r}")
     table = run.dataset.read(split, ["user", "item", "label"])
-    # A chunked array imports pandas to become a numpy array; a plain one does not.
-    columns = (table[name].combine_chunks().to_numpy() for name in ("user", "item", "label"))
-    user, item, label = (column.astype(np.int64) for column in columns)
+    user, item, label = (table[name].to_numpy().astype(np.int64) for name in ("user", "item", "label"))
     return user, item, label
