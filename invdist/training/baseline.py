@@ -12,9 +12,9 @@ import torch
 
 from invdist.config import Config
 from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED
 from invdist.embeddings.comm import Comm
 from invdist.learning.log_odds import overall_mean, smoothed_log_odds
-from invdist.learning.strategy import LABELED
 from invdist.training.scoring import SplitScorer
 
 
@@ -27,7 +27,7 @@ class MeansBaseline:
     def __init__(self, dataset: Dataset, comm: Comm, device: torch.device) -> None:
         self._users = dataset.users
         counts = np.zeros((dataset.users + dataset.items, 2), dtype=np.int32)
-        shards = [shard["file"] for split in LABELED for shard in dataset.shards(split)]
+        shards = [shard["file"] for split in TRAINING_LABELED for shard in dataset.shards(split)]
         for file in shards[comm.rank :: comm.size]:
             with dataset.parquet(file) as shard:
                 for batch in shard.iter_batches(1 << 18, columns=["user", "item", "label"]):
