@@ -66,7 +66,7 @@ def test_it_is_what_training_reports(
     run = _run_of(tiny_data, tmp_path_factory, settings)
     expected = _final(run)[split]
     found = _json(capsys, "--run", run, "--split", split)
-    assert expected.pop("auc_error_bound") == 0
+    assert expected.pop("auc_error_bound", 0) == 0  # histograms are for more rows
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert "auc_error_bound" not in found
 
