@@ -42,6 +42,16 @@ def test_options_from_a_file_and_after_inputs(tmp_path: Path):
     assert dataset.manifest["counts"]["exact_duplicates"] == 300
 
 
+def test_dates_in_a_file_need_no_quotes(tmp_path: Path):
+    rows = "".join(f"{n % 30},{n},{n % 5 + 1},2024-01-0{n % 3 + 1}\n" for n in range(300))
+    (tmp_path / "log.csv").write_text("user,item,rating,date\n" + rows)
+    (tmp_path / "options.yaml").write_text("split: date\nvalid_from: 2024-01-02\ntest_from: 2024-01-03\n")
+    arguments = ["--input", str(tmp_path / "log.csv"), "--config", str(tmp_path / "options.yaml")]
+    assert main(["ratings", *arguments, "--output", str(tmp_path / "out")]) == 0
+    rows = Dataset.open(str(tmp_path / "out")).rows
+    assert (rows["train"] + rows["training_test"], rows["valid"], rows["test"]) == (100, 100, 100)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,7 +63,17 @@ def test_options_from_a_file_and_after_inputs(tmp_path: Path):
         (["synthetic", "label_fraction=0"], "label_fraction: expected a number above 0 and at most 1"),
         (["synthetic", "valid_fraction=0.6", "test_fraction=0.4"], "leaves nothing to train on"),
         (["synthetic", "split=given"], "split=given goes together with valid_file"),
+        (["synthetic", "valid_file=x"], "split=given goes together with valid_file"),
+        (["synthetic", "split=date"], "split=date goes together with valid_from=YYYY-MM-DD"),
+        (["synthetic", "valid_from=2022-04-25"], "split=date goes together with valid_from=YYYY-MM-DD"),
+        (["synthetic", "split=date", "valid_from=april", "test_from=may"], "expected dates as 2022-04-25, not 'april'"),
+        (
+            ["synthetic", "split=date", "valid_from=2022-04-25", "test_from=2022-04-25"],
+            "test_from: expected a later day",
+        ),
+        (["synthetic", "split=date", "valid_from=2022-04-25", "test_from=2022-04-26"], "needs a log with dates"),
         (["synthetic", "rule=mood"], "rule: expected"),
+        (["synthetic", "rule=label"], "rule: expected"),
         (["synthetic", "finish_below=0.9"], "finish_below: expected below finish_above"),
         (["ratings", "negative_to=4", "--input", "x.csv"], "negative_to: expected below positive_from"),
         (["ratings", "--input", "x.csv"], "x.csv is not there"),

@@ -155,8 +155,8 @@ class CleanRows:
             records["user"], records["item"] = self.final_user[records["user"]], self.final_item[records["item"]]
             records = self._one_per_pair(records, Counter() if counts is None else counts)
             rows = np.empty(len(records), np.dtype([*kept, ("label", np.int8)]))
-            for name, _ in kept:
-                rows[name] = records[name]
+            for field in kept:
+                rows[field[0]] = records[field[0]]
             rows["label"] = self.labeling.label({name: records[name] for name in signals})
             yield rows[hashing.permutation(hashing.key(self.options.seed, "rows", bucket), len(rows))]
 

@@ -57,9 +57,9 @@ class Options(Section):
         """Problems that concern several options."""
         if self.valid_fraction + self.test_fraction >= 1:
             yield "valid_fraction", "together with test_fraction it leaves nothing to train on"
-        if (self.split == "given") != bool(self.valid_file and self.test_file):
+        if [bool(self.valid_file), bool(self.test_file)] != [self.split == "given"] * 2:
             yield "split", "split=given goes together with valid_file=PATH and test_file=PATH"
-        if (self.split == "date") != bool(self.valid_from and self.test_from):
+        if [bool(self.valid_from), bool(self.test_from)] != [self.split == "date"] * 2:
             yield "split", "split=date goes together with valid_from=YYYY-MM-DD and test_from=YYYY-MM-DD"
         elif self.valid_from and self.test_from:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -94,9 +95,11 @@ def test_exposures_tell_more_than_means_of_few_labels(tmp_path: Path):
     unclear = dataset.read("unclear")
     shown = [np.concatenate([unclear[name].to_numpy(), train[at]]) for at, name in enumerate(("user", "item"))]
     exposures = scipy.sparse.csr_matrix((np.ones(len(shown[0]), np.float32), shown), (2000, 3000))
-    exposures = normalize(normalize(exposures, axis=1) @ scipy.sparse.diags(exposures.sum(0).A1.clip(1) ** -0.5))
-    left, _, right = scipy.sparse.linalg.svds(exposures, k=16, random_state=0)
-    left, right = normalize(left), normalize(right.T)
+    exposures = normalize(
+        normalize(exposures, axis=1) @ scipy.sparse.diags(np.asarray(exposures.sum(0)).ravel().clip(1) ** -0.5)
+    )
+    factors: Any = scipy.sparse.linalg.svds(exposures, k=16, v0=np.ones(2000, np.float32))
+    left, right = np.asarray(normalize(factors[0])), np.asarray(normalize(factors[2].T))
 
     def log_odds(at: int, size: int) -> np.ndarray:
         seen = np.bincount(train[at], minlength=size)
