@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes the environment that every launch script uses; sourced, with ROOT set. `EXTRA=dev` adds the tools of
-# development. Afterwards PYTHON is the interpreter. A second run installs nothing.
+# Makes the environment of the launch scripts; sourced, with ROOT set. `EXTRA=dev` adds the development tools.
+# Afterwards PYTHON is the interpreter. A second run installs nothing.
 #
-#   INVDIST_PYTHON   the Python (>= 3.11) to make the environment with
-#   INVDIST_VENV     the environment to use instead of ROOT/.venv; one that exists already is used as it is
+#   INVDIST_PYTHON   the Python (>= 3.11) that makes the environment
+#   INVDIST_VENV     the environment to use instead of ROOT/.venv; an existing one is used as it is
 #
-# torch comes first and by its exact version: any looser request pulls gigabytes of CUDA. Without a GPU, TorchRec is
-# installed without its dependencies, because it would bring fbgemm-gpu in beside fbgemm-gpu-cpu.
-# A pip whose index has no CPU wheels of torch takes one more through PIP_EXTRA_INDEX_URL (docs/install.md).
+# torch is installed first and with its exact version: a looser request downloads gigabytes of CUDA. Without a GPU,
+# TorchRec is installed without its dependencies, because it would install fbgemm-gpu beside fbgemm-gpu-cpu.
+# If the package index has no CPU wheels of torch, PIP_EXTRA_INDEX_URL adds another one (docs/install.md).
 
 invdist_find_python() {
   local candidate
@@ -59,7 +59,7 @@ invdist_setup() {
   local wanted stamp=$VENV/invdist-${EXTRA:-run}.stamp fuller=$VENV/invdist-dev.stamp
   wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/launch/_setup.sh" | cksum) || return 1
   (
-    # One at a time; the stamp is written last, so an interrupted install is simply done again.
+    # One install at a time. The stamp is written last, so an interrupted install is repeated.
     if command -v flock >/dev/null; then flock 9; fi
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] && [ "$(cat "$fuller" 2>/dev/null)" != "$wanted" ]; then
       rm -f "$stamp"
@@ -70,5 +70,5 @@ invdist_setup() {
 }
 
 invdist_setup || exit 1
-# Tools and Ray's workers find the same interpreter by name.
+# For tools and Ray workers that look the interpreter up by name.
 export PATH="$VENV/bin:$PATH" PYTHONUNBUFFERED=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Clone to trained model in one command: launch/local.sh [key=value ...]; --help explains.
+# Installs what is needed and trains a first model: launch/local.sh [key=value ...]; see --help.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
@@ -8,5 +8,5 @@ case "${1:-}" in
 esac
 EXTRA=
 . "$ROOT/launch/_setup.sh"
-# exec: signals reach the one process that knows what to end.
+# exec: signals must reach the process that ends the others.
 exec "$PYTHON" -m invdist local "$@"

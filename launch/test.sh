@@ -5,8 +5,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case "${1:-}" in
   -h | --help)
     sed -n '2s/^# //p' "${BASH_SOURCE[0]}"
-    echo "Real data sets are looked for in INVDIST_DATA; tests that need them are skipped without."
-    echo "-m 'slow or not slow' adds the few that start and kill whole groups of processes."
+    echo "INVDIST_DATA names the folder with the real data sets; without it, tests that need them are skipped."
+    echo "-m 'slow or not slow' adds the slow tests, which start and kill groups of processes."
     exit 0
     ;;
 esac

@@ -148,7 +148,7 @@ def test_modules_have_no_import_cycle() -> None:
 def test_what_must_stay_apart_does(importer: str, imported: str, reason: str) -> None:
     graph = _graph(lazy=False)
     starts = [module for module in MODULES if module == importer or module.startswith(f"{importer}.")]
-    seen = {start: (start,) for start in starts}
+    seen: dict[str, tuple[str, ...]] = {start: (start,) for start in starts}
     waiting = list(starts)
     while waiting:
         module = waiting.pop()

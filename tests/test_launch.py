@@ -1,30 +1,18 @@
-"""Launching: set-up that installs once and in order, a Ray that stays private and goes."""
+"""The launch scripts: set-up that installs once and in order, and a launcher that ends what it started."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import contextlib
 import os
 import re
 import signal
-import socket
-import stat
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
-from invdist.cli import local
 from invdist.runtime import private_ray
-from invdist.runtime.errors import UserError
-from invdist.training import job
 from invdist.training.history import History
 from tests.conftest import REPOSITORY
 
@@ -130,210 +118,11 @@ def test_no_python_is_a_sentence(set_up: SetUp) -> None:
     assert "set INVDIST_PYTHON" in said
 
 
-# The private Ray.
-
-
-def _listening(pids: set[int]) -> set[str]:
-    """Addresses on which any of the processes listens, from the kernel's tables."""
-    inodes: set[str] = set()
-    for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(descriptor)))
-            except OSError:
-                continue
-    addresses: set[str] = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                raw = fields[1].partition(":")[0]
-                packed = b"".join(struct.pack("=I", int(raw[i : i + 8], 16)) for i in range(0, len(raw), 8))
-                family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-                addresses.add(socket.inet_ntop(family, packed))
-    return addresses
-
-
 def _alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_a_private_ray_listens_on_loopback_only_and_leaves_nothing(tmp_path: Path) -> None:
-    head = private_ray.start(1, dashboard=True)
-    try:
-        token = Path(head.environment["RAY_AUTH_TOKEN_PATH"])
-        assert stat.S_IMODE(token.stat().st_mode) == 0o600
-        assert stat.S_IMODE(head.folder.stat().st_mode) == 0o700
-        pids = set(head.processes())
-        addresses = _listening(pids)
-        assert addresses, "nothing was found to listen: the check itself is broken"
-        assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
-        secret = token.read_text()
-        assert all(secret.encode() not in file.read_bytes() for file in head.folder.rglob("*.log"))
-        assert head.dashboard is not None
-        assert _status(head.dashboard, None) == 401
-        assert _status(head.dashboard, secret) == 200
-    finally:
-        head.close()
-    assert not any(map(_alive, pids))
-    assert not head.folder.exists()
-
-
-def _status(url: str, token: str | None) -> int:
-    import urllib.error
-    import urllib.request
-
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        return urllib.request.urlopen(urllib.request.Request(f"{url}/api/jobs/", headers=headers)).status
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def test_opening_beyond_this_machine_must_be_asked_for_and_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert local._parser().parse_args([]).bind == "127.0.0.1"
-    asked: list[str] = []
-
-    @contextlib.contextmanager
-    def fake_ray(cpus: int, *, dashboard: bool, bind: str) -> Iterator[SimpleNamespace]:
-        asked.append(bind)
-        yield SimpleNamespace(dashboard="http://x", folder=tmp_path)
-        asked.append("closed")
-
-    monkeypatch.setattr(local, "private_ray", fake_ray)
-    monkeypatch.setattr(job, "run_job", lambda dashboard, command: 0)
-    assert local._train([], "127.0.0.1", 4) == 0
-    assert "opened" not in capsys.readouterr().out
-    assert local._train([], "10.0.0.1", 4) == 0
-    assert "opened beyond this machine" in capsys.readouterr().out
-    assert asked == ["127.0.0.1", "closed", "10.0.0.1", "closed"]
-
-
-@pytest.fixture
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails the test if Ray is started."""
-    monkeypatch.setattr(local, "private_ray", lambda *_, **__: pytest.fail("Ray was started"))
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_wrong_settings_are_refused_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(local, "_prepare", lambda *_: pytest.fail("data was made"))
-    assert local.main(["training.epochs=0"]) == 2
-    assert "training.epochs: expected a whole number at least 1" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("data.path=/no/such/folder", "/no/such/folder is not a prepared data set"),
-        ("rows.dim=100000000", "rows.dim: 100000000 makes a model of"),
-        ("data.batch_size=100000", "data.batch_size: 100000 is more than"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_anything_is_started(
-    tiny_data: Path, capsys: pytest.CaptureFixture[str], override: str, said: str
-) -> None:
-    assert local.main([f"data.path={tiny_data}", override]) == 2
-    assert said in capsys.readouterr().err
-
-
-class FakeClient:
-    """A job server with one job: prints `lines`, then waits for a stop if `endless`, then ends as `details`."""
-
-    lines: ClassVar[list[str]] = []
-    endless = False
-    code: ClassVar[int | None] = 0
-    interrupts = 0
-    stopped: ClassVar[list[str]] = []
-
-    def __init__(self, address: str) -> None:
-        self.ended = asyncio.Event()
-        FakeClient.stopped = []
-
-    def submit_job(self, entrypoint: str) -> str:
-        assert entrypoint == "python -c 'a b'"
-        return "job"
-
-    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
-        for line in self.lines:
-            yield line
-        for _ in range(self.interrupts):
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(0.05)
-        if self.endless:
-            while not self.stopped or self.interrupts > 1:
-                await asyncio.sleep(0.01)
-            yield "saved\n"
-
-    def stop_job(self, job: str) -> None:
-        self.stopped.append(job)
-
-    def get_job_info(self, job: str) -> SimpleNamespace:
-        status = SimpleNamespace(is_terminal=lambda: True, value="FAILED")
-        return SimpleNamespace(status=status, driver_exit_code=self.code, message="no such Python")
-
-
-@pytest.fixture
-def fake_client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    """Ray's client replaced by one whose behaviour the test sets."""
-    import ray.job_submission
-
-    client = type("Client", (FakeClient,), {})
-    monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", client)
-    return client
-
-
-def _run_job() -> int:
-    return job.run_job("http://x", ["python", "-c", "a b"])
-
-
-@pytest.mark.parametrize(
-    ("lines", "code", "expected", "shown", "said"),
-    [
-        (["Running entrypoint for job x: y\nepoch 0\n", "---- table\n"], 0, 0, "epoch 0\n---- table\n", ""),
-        (["INFO -- Runtime env is setting up.\n", "error: no\n"], 3, 3, "error: no\n", ""),
-        ([], None, 1, "", "error: the job ended as FAILED: no such Python\n"),
-        (["half a"], -9, 1, "half a", "error: the job ended as FAILED: no such Python\n"),
-    ],
-    ids=["trained", "failed", "never began", "killed"],
-)
-def test_the_exit_code_and_the_output_of_the_job_are_passed_on(
-    fake_client: type[FakeClient],
-    capsys: pytest.CaptureFixture[str],
-    lines: list[str],
-    code: int | None,
-    expected: int,
-    shown: str,
-    said: str,
-) -> None:
-    fake_client.lines, fake_client.code = lines, code
-    assert _run_job() == expected
-    assert capsys.readouterr() == (shown, said)
-
-
-def test_the_first_interrupt_stops_the_job_and_follows_it_to_its_end(
-    fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_client.lines, fake_client.endless, fake_client.interrupts = ["epoch 0\n"], True, 1
-    with pytest.raises(KeyboardInterrupt):
-        _run_job()
-    assert FakeClient.stopped == ["job"]
-    assert capsys.readouterr().out == "epoch 0\nsaved\n"
-
-
-def test_the_second_interrupt_does_not_wait(fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]) -> None:
-    fake_client.lines, fake_client.endless, fake_client.interrupts = ["epoch 0\n"], True, 2
-    with pytest.raises(KeyboardInterrupt):
-        _run_job()
-    assert capsys.readouterr().out == "epoch 0\n"
 
 
 class TestSignals:
@@ -405,40 +194,8 @@ class TestSignals:
         assert list(private_ray._carrying(token)) == []
 
 
-def test_an_address_of_another_machine_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(private_ray.tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(UserError, match=r"--bind 192\.0\.2\.1: not an address of this machine"):
-        private_ray.start(1, bind="192.0.2.1")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_token_of_another_ray_is_not_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray prefers the variable to the file: a private head would refuse its own driver."""
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "of another")
-    monkeypatch.setenv("KEPT", "yes")
-    assert "RAY_AUTH_TOKEN" not in private_ray.without_another_ray()
-    assert private_ray.without_another_ray()["KEPT"] == "yes"
-    program = (
-        "from invdist.training.ray_backend import connected\n"
-        "with connected(1):\n    import ray; print(int(ray.cluster_resources()['CPU']))\n"
-        "import os; print(os.environ['RAY_AUTH_TOKEN'])"
-    )
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k == "RAY_AUTH_TOKEN"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split("\n")[:2] == ["1", "of another"], done.stderr
-
-
 def test_help_needs_nothing_installed(repository: Path) -> None:
     bare = [sys.executable, "-S", "-m", "invdist", "local", "--help"]
     done = subprocess.run(bare, cwd=repository, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--bind" in done.stdout
-
-
-def test_the_launcher_explains_itself() -> None:
-    help_text = local._parser().format_help()
-    for word in ("launch/local.sh method=none", "--bind", "INVDIST_PYTHON", "./runs", "Exit code"):
-        assert word in help_text
-    assert isinstance(local._parser(), argparse.ArgumentParser)

@@ -1,1 +1,1 @@
-"""The commands: one thin file each, which parses, calls the library and prints."""
+"""The commands, one thin file each: parse, call the library, print."""

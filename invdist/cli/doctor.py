@@ -1,6 +1,6 @@
-"""`invdist doctor`: what is installed, what works on this machine, and what to do about the rest.
+"""Shows what is installed and what works on this machine, and how to fix the rest.
 
-Each check runs in a process of its own, so one that crashes or hangs is a finding and not the end.
+Each check runs in its own process, so that a crash or a hang is reported like any other failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "ray", "pyarrow
 
 @dataclass(frozen=True)
 class Check:
-    """Something that must work here: `run` gives what was seen, or raises."""
+    """Something that must work here: `run` describes what it found, or raises."""
 
     title: str
     run: Callable[[], str]
@@ -32,7 +32,7 @@ class Check:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the findings; returns 0 when everything works, else 1."""
+    """Prints the findings; returns 0 if everything works, else 1."""
     parser = argparse.ArgumentParser(prog="invdist doctor", description=__doc__)
     parser.add_argument("--check", choices=CHECKS, help="run this check alone, in this process")
     args = parser.parse_args(argv)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{package:<16} {installed(package) or '-'}")
     print()
     problem = stack_problem()
-    _print_finding("stack", problem is None, problem or "versions belong together")
+    _print_finding("stack", problem is None, problem or "the versions work together")
     if problem is not None:
         return 1
     with ThreadPoolExecutor(len(CHECKS)) as pool:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _examine(name: str, check: Check) -> tuple[str, bool, str]:
-    """Runs one check in a process of its own: its title, whether it works, and what to say."""
+    """Runs one check in a new process: its title, whether it works, and a text for the user."""
     command = [sys.executable, "-m", "invdist", "doctor", "--check", name]
     started = time.monotonic()
     try:
@@ -62,7 +62,7 @@ def _examine(name: str, check: Check) -> tuple[str, bool, str]:
         good, seen = done.returncode == 0, (done.stdout if done.returncode == 0 else done.stderr).strip()
     except subprocess.TimeoutExpired:
         good, seen = False, f"no answer within {check.seconds:.0f} s"
-    last = seen.splitlines()[-1] if seen else "ended without a word"
+    last = seen.splitlines()[-1] if seen else "ended without output"
     if good:
         return check.title, True, f"{last} ({time.monotonic() - started:.1f} s)"
     return check.title, False, f"{last}\n{'':<22}-> {check.advice}"
@@ -116,20 +116,20 @@ def _lookup() -> str:
             assert scores.unique().numel() == 100, "rows are not distinct"
         finally:
             dist.destroy_process_group()
-    return f"sharded rows were planned, drawn and looked up on {device.type}"
+    return f"sharded tables were placed, initialized and looked up on {device.type}"
 
 
 CHECKS = {
     "device": Check(
         "device",
         _device,
-        "torch cannot be imported: install it again by its exact version (launch/_setup.sh does)",
+        "torch cannot be imported: install the exact version again, as launch/_setup.sh does",
     ),
     "ray": Check(
         "ray",
         _ray,
-        "free some of /dev/shm and of the temporary folder, allow connections to 127.0.0.1, and see that "
-        "no RAY_* variable of another cluster is set",
+        "free space in /dev/shm and in the temporary folder, allow connections to 127.0.0.1, and unset the "
+        "RAY_* variables of other clusters",
     ),
     "lookup": Check(
         "sharded lookup",

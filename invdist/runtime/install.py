@@ -1,4 +1,4 @@
-"""The versions that belong together, checked without importing them."""
+"""The versions of torch, TorchRec and FBGEMM that work together, checked without importing them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def installed(package: str) -> str | None:
 
 
 def stack_problem(version_of: Callable[[str], str | None] = installed) -> str | None:
-    """One sentence on what is wrong with the installed stack and how to mend it, or None."""
+    """One sentence on what is wrong with the installed versions and how to fix it, or None."""
     torch, torchrec = version_of("torch"), version_of("torchrec")
     fbgemm = {name: version for name in _FBGEMM_PACKAGES if (version := version_of(name)) is not None}
     if torch != TORCH:
-        return _mend("torch", torch, f"pip install torch=={TORCH}")
+        return _advice("torch", torch, f"pip install torch=={TORCH}")
     if len(fbgemm) == 2:
         return (
             "fbgemm-gpu and fbgemm-gpu-cpu are both installed and overwrite each other: "
@@ -40,20 +40,20 @@ def stack_problem(version_of: Callable[[str], str | None] = installed) -> str | 
         )
     name, version = next(iter(fbgemm.items()))
     if version != FBGEMM:
-        return _mend(name, version, f"pip install {name}=={FBGEMM}")
+        return _advice(name, version, f"pip install {name}=={FBGEMM}")
     if torchrec != TORCHREC:
-        # Without --no-deps, TorchRec pulls fbgemm-gpu in beside fbgemm-gpu-cpu.
-        return _mend("torchrec", torchrec, f"pip install --no-deps torchrec=={TORCHREC}")
+        # Without --no-deps, TorchRec installs fbgemm-gpu beside fbgemm-gpu-cpu.
+        return _advice("torchrec", torchrec, f"pip install --no-deps torchrec=={TORCHREC}")
     return None
 
 
 def check_stack() -> None:
-    """Raises `UserError` when torch, TorchRec and FBGEMM do not match; call it before importing torch."""
+    """Raises `UserError` if torch, TorchRec and FBGEMM do not match; call it before importing torch."""
     problem = stack_problem()
     if problem is not None:
         raise UserError(problem)
 
 
-def _mend(name: str, version: str | None, command: str) -> str:
+def _advice(name: str, version: str | None, command: str) -> str:
     found = "is not installed" if version is None else f"{version} does not match the rest of the stack"
     return f"{name} {found}: {command}"

@@ -1,9 +1,9 @@
-"""A Ray of one's own: one machine, loopback only, free ports, a new token; ended with its owner.
+"""Starts a private Ray cluster on this machine: loopback only, free ports, its own token; it ends with its owner.
 
-Ray 2.60 has three habits that this module works around. It takes `127.0.0.1` for a mistake and binds every
-interface, unless RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 tells it that this machine is no cluster. It reads that
-and the authentication mode once, when it is imported. And `ray stop` ends every Ray on the machine, so here a
-head runs in a session of its own, and only what is of that session or carries its token's path is ended.
+Three properties of Ray 2.60 need a workaround here. It replaces `127.0.0.1` and binds every interface, unless
+RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 says that this machine is not part of a cluster. It reads that variable and the
+authentication mode once, when it is imported. And `ray stop` ends every Ray on the machine, so a head here runs in a
+session of its own, and `close` ends only processes of that session or with the path of its token in their environment.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from invdist.runtime.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 RAY_COMMAND = "from ray.scripts.scripts import main; main()"
-"""The `ray` command for `python -c`: the console script need not be on PATH."""
+"""The `ray` command for `python -c`, because the console script may not be on PATH."""
 _OF_ANOTHER_RAY = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN")
 _START_SECONDS = 90.0
 _END_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
-# Ray puts Unix sockets some 65 characters below the folder, and their paths end at 107.
+# Ray puts Unix sockets about 65 characters below the folder, and their paths are limited to 107.
 _LONGEST_FOLDER = 40
 
 
 @dataclass(frozen=True)
 class PrivateRay:
-    """A running head: where it is and what a process needs in its environment to talk to it."""
+    """A running head: its addresses, and the environment of a process that connects to it."""
 
     process: subprocess.Popen[bytes]
     folder: Path
     address: str
     """GCS address, for `ray.init` and RAY_ADDRESS."""
     dashboard: str | None
-    """URL for `ray job submit`, when the head has a dashboard."""
+    """URL of the dashboard and job server, if the head has one."""
     environment: dict[str, str]
     """Variables to set before Python imports ray."""
 
@@ -62,10 +62,10 @@ class PrivateRay:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_SECONDS)
         deadline = time.monotonic() + _END_SECONDS
-        # A job's driver is reaped by a watcher that looks once a second: give it that, then insist.
-        patience = time.monotonic() + 2.0
+        # A job's driver is ended by a watcher that polls once a second: wait for it before killing.
+        kill_from = time.monotonic() + 2.0
         while (left := self.processes()) and time.monotonic() < deadline:
-            if time.monotonic() > patience:
+            if time.monotonic() > kill_from:
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -76,11 +76,11 @@ class PrivateRay:
 
 @contextlib.contextmanager
 def private_ray(cpus: int | None = None, *, dashboard: bool = False, bind: str = LOOPBACK) -> Iterator[PrivateRay]:
-    """Starts a head, sets this process's environment for it, and ends it on leaving, whatever happened.
+    """Inside, a private head runs and the environment of this process points to it; it always ends on leaving.
 
     Call it before anything imports ray. `bind` opens the head and its dashboard to another address.
     """
-    assert "ray" not in sys.modules, "ray reads its environment at import: start a private Ray before that"
+    assert "ray" not in sys.modules, "ray reads its environment at import: start the private head before that"
     head = start(cpus, dashboard=dashboard, bind=bind)
     before = {name: os.environ.get(name) for name in [*head.environment, *_OF_ANOTHER_RAY]}
     for name in _OF_ANOTHER_RAY:
@@ -98,7 +98,7 @@ def private_ray(cpus: int | None = None, *, dashboard: bool = False, bind: str =
 
 
 def new_environment(bind: str = LOOPBACK) -> dict[str, str]:
-    """What a head, `ray job submit` and every worker must agree on, with a new token in a private folder."""
+    """Variables that a head, its job clients and its workers must share, with a new token in a private folder."""
     folder = _short_folder()
     token = folder / "token"
     descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -108,12 +108,12 @@ def new_environment(bind: str = LOOPBACK) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Fixed ports by default; the second Ray of a machine would fail to export its metrics.
+        # These ports are fixed by default, and a second Ray on the machine would fail to export its metrics.
         "AUTOSCALER_METRIC_PORT": "0",
         "DASHBOARD_METRIC_PORT": "0",
-        # A head with a train controller left on it would wait this long to be idle before it ends.
+        # A head that still has a train controller would wait this long before it ends.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # `ray job stop` gives a run this long to save before it is killed.
+        # A stopped job has this long to save before it is killed.
         "RAY_JOB_STOP_WAIT_TIME_S": "30",
     }
     if bind == LOOPBACK:
@@ -128,9 +128,9 @@ def start(
     bind: str = LOOPBACK,
     variables: dict[str, str] | None = None,
 ) -> PrivateRay:
-    """Starts a head and waits until it answers; `UserError` with the end of its log when it does not.
+    """Starts a head and waits until it answers; `UserError` with the end of its log if it does not.
 
-    `variables` is a `new_environment` made earlier, for a process that imports ray before it starts the head.
+    `variables` is an earlier `new_environment`, for a process that imports ray before it starts the head.
     """
     variables = variables or new_environment(bind)
     folder = Path(variables["RAY_AUTH_TOKEN_PATH"]).parent
@@ -159,14 +159,14 @@ def start(
 
 
 def _command(folder: Path, cpus: int | None, dashboard: bool, bind: str) -> list[str]:
-    # Run through this interpreter, so that the head is the Ray that the package was installed with.
+    # With this interpreter, so that the head is the Ray that invdist was installed with.
     command = [sys.executable, "-c", RAY_COMMAND, "start", "--head", "--block"]
     command += ["--log-color=false", "--disable-usage-stats", f"--temp-dir={folder / 'ray'}"]
     command += [f"--node-ip-address={bind}", f"--dashboard-host={bind}", f"--include-dashboard={dashboard}"]
     free = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
     free += ("runtime-env-agent-port", "metrics-export-port", "min-worker-port", "max-worker-port")
     command += [f"--{name}=0" for name in free]
-    # The client server can be neither turned off nor given port 0.
+    # The client server cannot be turned off and does not accept port 0.
     command.append(f"--ray-client-server-port={_free_port(bind)}")
     if cpus is not None:
         command.append(f"--num-cpus={cpus}")
@@ -194,13 +194,13 @@ def _short_folder() -> Path:
 
 
 def without_another_ray() -> dict[str, str]:
-    """The environment of this process but for what points at another Ray: a token there would win over ours."""
+    """The environment of this process without variables of another Ray, whose token would override ours."""
     return {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_RAY}
 
 
 def _environment_of_head() -> dict[str, str]:
     kept = without_another_ray()
-    # Workers import this package from where this process did, installed or not.
+    # Workers import this package from the same place as this process, installed or not.
     package = str(Path(__file__).resolve().parents[2])
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [package, kept.get("PYTHONPATH")]))
     return kept
@@ -218,7 +218,7 @@ def _end_with_parent() -> None:
 
 
 def _session(leader: int) -> Iterator[int]:
-    """Live processes of a session; zombies do not count."""
+    """Live processes of a session, without zombies."""
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -227,7 +227,7 @@ def _session(leader: int) -> Iterator[int]:
 
 
 def _carrying(path: str) -> Iterator[int]:
-    """Live processes with the token's path in their environment: a job's driver has a session of its own."""
+    """Live processes with the path of the token in their environment, such as a job's driver in its own session."""
     needle = f"RAY_AUTH_TOKEN_PATH={path}".encode()
     for pid in _pids():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How a process that computes is set up: how many threads it has, and that it keeps the memory it has used."""
+"""Set-up of a process that computes: threads, memory, a process group of one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-# From <malloc.h>. glibc takes no larger M_MMAP_THRESHOLD than half a heap of a thread's local_rows, which is 32 MiB.
+# From <malloc.h>. glibc accepts an M_MMAP_THRESHOLD of at most half a heap of a thread's malloc arena: 32 MiB.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 _NEVER = 2**31 - 1
 
 
 def configure_process(threads: int) -> None:
-    """Gives this process so many threads for one operation, and has it keep the memory that operations free.
+    """Sets the number of threads of one operation, and makes malloc keep the memory that operations free.
 
-    By itself glibc hands the memory of a large tensor back to the kernel when it is freed, and faults it in page by
-    page for the next one: a third and more of the CPU time of scoring 15,000 pairs with NeuMF (`invdist bench score`).
-    A training process wants the same sizes again at every step, so it keeps them; it then occupies what it needed
-    most. Other allocators are left as they are.
+    By default glibc returns the memory of a large tensor to the kernel when it is freed, and the next tensor faults it
+    in page by page: a third or more of the CPU time of scoring 15,000 pairs with NeuMF (`invdist bench score`). Every
+    step needs the same sizes again, so the process keeps them, and stays at its peak size. Other allocators are not
+    changed.
     """
     torch.set_num_threads(threads)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -20,6 +20,7 @@ from invdist.runtime.errors import UserError
 from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointInfo
 from invdist.training.checkpoint.folder import CheckpointFolder
+from invdist.training.history import epoch_of
 
 if TYPE_CHECKING:
     from invdist.serving.raw_ids import RawIds
@@ -59,12 +60,10 @@ class TrainedRun:
         """
         info = self.checkpoint
         position = info.position
-        # Saved after an epoch, it stands at the beginning of the next one.
-        between_epochs = position.epoch > 0 and not (position.phase or position.pass_index or position.step)
         digests = sorted(f"{name} {entry.sha256}" for name, entry in info.manifest.files.items())
         return {
             "step": info.step,
-            "epoch": position.epoch - between_epochs,
+            "epoch": epoch_of(position),
             self.config.training.metric: info.metric,
             "digest": hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16],
         }

@@ -1,1 +1,1 @@
-"""The engine: the training loop on one rank, the workers around it, checkpoints and events."""
+"""Training: the loop on one rank, Ray workers around it, checkpoints, events and the run folder."""

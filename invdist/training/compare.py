@@ -1,4 +1,4 @@
-"""Whether two runs ended in the same model, to the bit."""
+"""Compares runs: weights to the bit, and rows per epoch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from invdist.runtime.errors import UserError
 from invdist.training import run_folder
-from invdist.training.checkpoint import CheckpointInfo, CheckpointStore
+from invdist.training.checkpoint import CheckpointInfo
+from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.history import History
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether the newest checkpoints of two runs hold identical rows, optimizer state and dense weights."""
+    """Whether the newest checkpoints of two runs have identical tables, optimizer state and dense weights."""
     first, second = _newest(one), _newest(other)
     names = sorted(first.names(""))
     return (
@@ -26,7 +26,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def rows_seen(run: Path, rows_per_epoch: int) -> dict[str, int]:
-    """Rows that a run's epochs lost or saw twice, by its own account."""
+    """Interactions that the epochs of a run lost or repeated, from its events."""
     epochs: dict[int, Any] = {event["epoch"]: event["rows"] for event in History.read(run).of("epoch")}
     difference = np.array([rows - rows_per_epoch for rows in epochs.values()], dtype=np.int64)
     return {
@@ -37,7 +37,4 @@ def rows_seen(run: Path, rows_per_epoch: int) -> dict[str, int]:
 
 def _newest(run: Path) -> CheckpointInfo:
     config, folder = run_folder.reopen(run, [])
-    info = CheckpointStore(run_folder.checkpoints(config, folder), None).latest()
-    if info is None:
-        raise UserError(f"{run}: the run has no checkpoint")
-    return info
+    return CheckpointFolder(run_folder.checkpoints(config, folder)).select("last")

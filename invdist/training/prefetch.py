@@ -1,4 +1,4 @@
-"""Batches with their exchange, two ahead: ids travel while earlier batches are computed."""
+"""Batches with their exchange, two steps ahead: ids travel while earlier batches are computed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def with_exchange(
 ) -> Iterator[tuple[Batch, Exchange]]:
     """Yields each batch on the model's device with its finished exchange.
 
-    While a batch is computed, the ids of the next are on their way and the one after is being counted. Every
-    rank must take the same number of steps.
+    While a batch is computed, the ids of the next one are sent and those of the one after are counted. Every rank must
+    take the same number of steps.
     """
     source = iter(batches)
 

@@ -16,7 +16,8 @@ from invdist.learning.strategy import Phase
 from invdist.runtime.errors import UserError
 from invdist.training import run_folder
 from invdist.training.build import phases_of
-from invdist.training.checkpoint import CheckpointStore, Position
+from invdist.training.checkpoint import Position
+from invdist.training.checkpoint.folder import CheckpointFolder
 
 _ALWAYS_FIXED = ("method", "model", "rows.dim", "rows.bias", "rows.optimizer", "training.metric")
 """What a checkpoint's tensors are, and what its metric means."""
@@ -26,7 +27,7 @@ _FIXED_WITHIN_EPOCH = ("data.batch_size", "data.window_rows", "seed")
 
 def check_resume(config: Config, run: Path, dataset: Dataset) -> None:
     """Raises `UserError` if the run cannot continue with `config`. Reads manifests only; a new run passes."""
-    newest = CheckpointStore(run_folder.checkpoints(config, run), None).latest(valid_only=True)
+    newest = CheckpointFolder(run_folder.checkpoints(config, run)).latest(valid_only=True)
     if newest is not None:
         check_continues(newest.path, newest.position, newest.extra, config, dataset, phases_of(config, dataset))
 

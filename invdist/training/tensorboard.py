@@ -1,4 +1,4 @@
-"""The same events, live in TensorBoard: `tensorboard --logdir runs`."""
+"""Writes the events of a run for TensorBoard: `tensorboard --logdir runs`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from invdist.training.history import Event
 
 
 class Writer:
-    """Mirrors a run's events to TensorBoard: scalars, directions, annotation histograms."""
+    """Writes events as scalars, directions and annotation histograms."""
 
     def __init__(self, run: str | Path) -> None:
         """Writes an `events.out.tfevents*` file into the folder `run`, which is made if missing."""
-        from torch.utils.tensorboard import (
-            SummaryWriter,
-        )  # brings protobuf along: not for readers of this module
+        from torch.utils.tensorboard import SummaryWriter  # slow to import: only when it is used
 
         self._writer = SummaryWriter(log_dir=str(run), flush_secs=10)
         self._step = 0
 
     def write(self, event: Event) -> None:
-        """Adds one event. Steps and epochs share the x axis `global_step`; unknown kinds are left out."""
+        """Adds one event. Steps and epochs share the x axis `global_step`; other kinds are ignored."""
         kind = event.get("event")
         if kind == "step":
             self._step = int(event["global_step"])
@@ -44,7 +42,7 @@ class Writer:
             self._writer.add_text("warnings", str(event.get("message", "")), self._step)
 
     def close(self) -> None:
-        """Writes what is pending and ends the file."""
+        """Writes what is pending and closes the file."""
         self._writer.close()
 
     def __enter__(self) -> Writer:

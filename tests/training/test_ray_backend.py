@@ -87,7 +87,7 @@ def test_a_run_goes_on_elsewhere_and_keeps_what_it_was_given(
     config = _config(
         Path("data"), tmp_path, ray__workers=1, data__readers=0, training__epochs=1, checkpoint__path="kept"
     )
-    assert train.train(config) == 0
+    assert train.train(config) == (tmp_path / "run", 0)
     assert list((tmp_path / "kept" / "run").glob("step-*"))
     data.rename(tmp_path / "moved")
     run = str(tmp_path / "run")
@@ -100,7 +100,7 @@ def test_a_run_goes_on_elsewhere_and_keeps_what_it_was_given(
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_what_only_the_user_can_mend_is_said_and_not_retried(tiny_data: Path, tmp_path: Path) -> None:
+def test_an_error_only_the_user_can_fix_is_reported_and_not_retried(tiny_data: Path, tmp_path: Path) -> None:
     config = _config(tiny_data, tmp_path, rows__ddr_gb=1e-6, ray__max_failures=3)
     run = run_folder.create(config, Dataset.open(str(tiny_data)))
     entered = tmp_path / "entered"
