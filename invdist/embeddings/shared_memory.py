@@ -7,16 +7,19 @@ Every rank has a *board*, a ring of one line per message:
 
     number | buffer (file descriptor) | bytes of the buffer | where the part of each rank starts, and the end
 
-and a ring in which it notes the messages it has read. A buffer is used again when all others have read it. Buffers
-are anonymous (`memfd_create`) and are opened by the others through `/proc/PID/fd`, so nothing is left behind
-however a rank ends. Ranks must start the same collectives in the same order; they may wait for them in any order.
+and a ring in which it notes the messages it has read. A rank that waits sleeps on a pipe, and is woken through it.
+A buffer is used again when all others have read it. Buffers are anonymous (`memfd_create`) and are opened by the others
+through `/proc/PID/fd`, so nothing is left behind however a rank ends. Ranks must start the same collectives in the same
+order; they may wait for them in any order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import platform
+import select
 import socket
 import time
 import weakref
@@ -33,8 +36,8 @@ from invdist.embeddings.comm import Comm, Pending
 _LINES = 1024
 """Messages that may be on their way at once."""
 _SMALLEST = 1 << 16
-_SPIN_S, _NAP_S, _CHECK_S = 2e-3, 5e-5, 0.5
-"""How long a rank polls before it naps between looks; how long a nap is; how often it looks whether others live."""
+_LOOKS, _NAP_MS, _CHECK_S = 30, 2, 0.5
+"""How often a rank looks before it sleeps; how long it sleeps if nobody wakes it; how often it checks that all live."""
 
 
 class RankLost(RuntimeError):
@@ -48,28 +51,35 @@ class SharedMemoryComm(Comm):
         super().__init__(group, torch.device("cpu"))
         self._timeout_s, self._number = timeout_s, 0
         self._line = 3 + self.size + 1
-        self._board = _Buffer.new((_LINES * (self._line + 1)) * 8)
+        self._board = _Buffer.new((_LINES * (self._line + 1) + 1) * 8)
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
         self._boards: list[np.ndarray] = []
         self._done: list[np.ndarray] = []
+        self._asleep: list[np.ndarray] = []
         self._pids: list[int] = []
+        self._wakes: list[int] = []
         self._opened: list[dict[int, _Buffer]] = [{} for _ in range(self.size)]
         self._free: list[_Buffer] = []
         self._sent: dict[int, _Buffer] = {}
         self._unread: dict[int, weakref.ref[_Arriving]] = {}
 
-    def address(self) -> tuple[int, int]:
-        """Where the others find the board of this rank."""
-        return os.getpid(), self._board.fd
+    def address(self) -> tuple[int, int, int]:
+        """Where the others find the board of this rank, and the pipe that wakes it."""
+        return os.getpid(), self._board.fd, self._wake
 
-    def open_boards(self, addresses: Sequence[tuple[int, int]]) -> None:
+    def open_boards(self, addresses: Sequence[tuple[int, int, int]]) -> None:
         """Opens the boards of all ranks. Raises `OSError` where that is not possible."""
-        for rank, (pid, fd) in enumerate(addresses):
+        for rank, (pid, fd, wake) in enumerate(addresses):
             board = self._board if rank == self.rank else _Buffer.open(pid, fd, self._board.size)
             words = np.frombuffer(board.memory, np.int64)
             self._opened[rank][fd] = board
             self._boards.append(words[: _LINES * self._line].reshape(_LINES, self._line))
-            self._done.append(words[_LINES * self._line :])
+            self._done.append(words[_LINES * self._line : -1])
+            self._asleep.append(words[-1:])
             self._pids.append(pid)
+            self._wakes.append(os.open(f"/proc/{pid}/fd/{wake}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
         """As `Comm.all_to_all`."""
@@ -122,6 +132,10 @@ class SharedMemoryComm(Comm):
         line[1], line[2] = buffer.fd, buffer.size
         line[3:] = edges
         line[0] = number  # last: who sees the number may read the rest
+        for rank, asleep in enumerate(self._asleep):
+            if asleep[0]:
+                with contextlib.suppress(OSError):  # full: it is awake; closed: it ended, and `_wait` finds out
+                    os.write(self._wakes[rank], b"x")
         return number
 
     def _read_parts(self, number: int, send: Tensor, recv_rows: Sequence[int], row_bytes: int) -> Tensor:
@@ -161,22 +175,30 @@ class SharedMemoryComm(Comm):
         return line
 
     def _wait(self, ready: Callable[[], bool], number: int, rank: int | None = None) -> None:
-        """Polls until `ready()`: first without a pause, then with naps. Raises `RankLost` if a rank ended."""
-        started = looked = time.monotonic()
+        """Looks a few times whether `ready()`, then sleeps until woken. Raises `RankLost` if a rank ended.
+
+        A wake-up may be missed: the other rank may see the flag before it is set. So the sleep is short.
+        """
+        for _ in range(_LOOKS):
+            if ready():
+                return
+        started = checked = time.monotonic()
+        asleep = self._asleep[self.rank]
+        asleep[0] = 1
         while not ready():
+            if self._poll.poll(_NAP_MS):
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
             now = time.monotonic()
-            if now - started < _SPIN_S:
-                os.sched_yield()
-                continue
-            time.sleep(_NAP_S)
-            if now - looked > _CHECK_S:
-                looked = now
+            if now - checked > _CHECK_S:
+                checked = now
                 gone = [r for r, pid in enumerate(self._pids) if not _lives(pid)]
                 if gone and not ready():
                     raise RankLost(f"rank {gone[0]} ended while rank {self.rank} waited for message {number}")
                 if now - started > self._timeout_s:
                     whom = "the others" if rank is None else f"rank {rank}"
                     raise RankLost(f"rank {self.rank} waited {self._timeout_s:g} s for message {number} of {whom}")
+        asleep[0] = 0
 
     def _read_by_all(self, number: int) -> bool:
         return all(done[number % _LINES] >= number for done in self._done)
