@@ -52,13 +52,19 @@ def choose(losses: Tensor, order: Tensor) -> Tensor:
     return order.take(finite.take(order).argmin())
 
 
+def choose_on_host(losses: Sequence[float], order: Sequence[int]) -> int:
+    """`choose` of Python numbers."""
+    return min(order, key=lambda i: losses[i] if math.isfinite(losses[i]) else math.inf)
+
+
 class InverseGradient:
     """Phase 2 of Algorithm 1 on one rank, in step with the others."""
 
     def __init__(self, model: Recommender, *, alpha: float, inner: str, candidates: Sequence[float]) -> None:
         self.model, self.alpha, self.inner, self.candidates = model, alpha, inner, list(candidates)
         device = model.device
-        self._order = torch.tensor(tie_order(candidates), device=device)
+        self._tie_order = tie_order(candidates)
+        self._order = torch.tensor(self._tie_order, device=device)
         self._multipliers = torch.tensor(self.candidates, device=device)
         self._chosen = torch.full((), -1.0, dtype=torch.float64, device=device)  # of no step yet
         self._test_square = torch.zeros((), device=device)
@@ -102,25 +108,25 @@ class InverseGradient:
         that differ are found at their next step and can be named.
         """
         comm, device = self.model.comm, self.model.device
-        pairs_V, pairs_U = (torch.full((), count, device=device) for count in (losses_V.shape[1], len(w1)))
-        shared = [pairs_V, pairs_U, w1.sum(), self._square(g), self._test_square]
+        pairs_V, pairs_U = (torch.full((), n, dtype=torch.float64, device=device) for n in (losses_V.shape[1], len(w1)))
+        shared = torch.stack([pairs_V, pairs_U, w1.sum(), self._square(g), self._test_square])
         by_rank = torch.zeros((comm.size, 2), dtype=torch.float64, device=device)
-        by_rank[comm.rank] = torch.stack([self._chosen, self.model.checksum()])
-        sums = torch.cat([losses_V.sum(1, dtype=torch.float64), torch.stack([figure.double() for figure in shared])])
-        return comm.all_reduce(torch.cat([sums, by_rank.view(-1)])).wait()
+        if comm.size > 1:
+            by_rank[comm.rank] = torch.stack([self._chosen, self.model.checksum()])
+        return comm.all_reduce(torch.cat([losses_V.sum(1, dtype=torch.float64), shared, by_rank.view(-1)])).wait()
 
     def _choose(self, figures: Tensor) -> tuple[float | Tensor, dict[str, Any] | None]:
         """The multiplier that wins; on the CPU with the details of the step, on a GPU without waiting for them.
 
         On the CPU a run that diverges stops here, before anything is committed. On a GPU `Record.read` finds it.
         """
-        C = len(self.candidates)
-        chosen = choose(figures[:C], self._order)
+        if figures.device.type == "cpu":
+            details = self._details(figures.numpy())
+            self._chosen = torch.tensor(self.candidates.index(details["direction"]), dtype=torch.float64)
+            return details["direction"], details
+        chosen = choose(figures[: len(self.candidates)], self._order)
         self._chosen = chosen.double()
-        if figures.device.type != "cpu":
-            return self._multipliers.take(chosen), None
-        details = self._details(figures.numpy())
-        return details["direction"], details
+        return self._multipliers.take(chosen), None
 
     def _details(self, figures: np.ndarray) -> dict[str, Any]:
         """What is recorded of a step, from the sums of `_reduce`. Raises where ranks differ or no loss is finite."""
@@ -130,7 +136,7 @@ class InverseGradient:
         if not np.isfinite(figures[:C]).any():
             raise TrainingDiverged("the training-test loss is not finite at any candidate, not even at pass")
         return {
-            "direction": self.candidates[int(choose(torch.from_numpy(figures[:C]), self._order.cpu()))],
+            "direction": self.candidates[choose_on_host(figures[:C].tolist(), self._tie_order)],
             "candidates": self.candidates,
             "candidate_losses": (figures[:C] / max(pairs_V, 1)).tolist(),
             "annotation_mean": annotated / max(pairs_U, 1),

@@ -10,6 +10,7 @@ from torch import Tensor
 from invdist.config.registry import BACKBONES
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.row_optimizers import SGD, Adam, RowOptimizer, RowwiseAdagrad
+from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import Sharding, Table, shard_tables
 from invdist.models.flat import FlatAdamW
@@ -44,7 +45,7 @@ class ModelSpec:
 def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None = None) -> Recommender:
     """A recommender with fresh rows and weights, which depend on the spec only and not on the number of ranks."""
     device = indexed_device(device)
-    comm = comm or Comm()
+    comm = comm or connect()
     comm.device = device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)

@@ -75,7 +75,7 @@ def train_worker(settings: dict[str, str]) -> None:
     from ray.train.torch import get_device
 
     from invdist.data.stream.batches import StreamSpec, ray_readers
-    from invdist.embeddings.comm import Comm
+    from invdist.embeddings.shared_memory import connect
     from invdist.runtime.process import configure_process
     from invdist.training.trainer import Trainer
 
@@ -84,7 +84,7 @@ def train_worker(settings: dict[str, str]) -> None:
         return  # an error that only the user can fix: it would occur again after this restart
     config = configs.from_text(settings["config"])
     configure_process(max(1, int(config.ray.cpus_per_worker)))
-    comm = Comm()
+    comm = connect(timeout_s=config.ray.timeout_s)
 
     def make_readers(spec: StreamSpec) -> Sequence[Any]:
         from ray.train.collective import broadcast_from_rank_zero

@@ -21,6 +21,7 @@ from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.stream.batches import Stream, StreamSpec
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.shared_memory import connect
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
 from invdist.runtime.errors import UserError
 from invdist.runtime.install import installed
@@ -51,7 +52,7 @@ class Trainer:
         make_readers: Callable[[StreamSpec], Sequence[Any]] | None = None,
     ) -> None:
         self.config, self.run, self.device = config, run, device
-        self.comm = comm or Comm()
+        self.comm = comm or connect(timeout_s=config.ray.timeout_s)
         self.dataset = Dataset.open(config.data.path, verify="fast")
         self.model = build_model(config, self.dataset, device, self.comm)
         # Dropout must differ between ranks. Seeded after the model, which seeds all GPUs alike when it is built.

@@ -19,6 +19,7 @@ from invdist.learning.inverse_gradient import (
     InverseGradient,
     RanksDisagree,
     choose,
+    choose_on_host,
     phi,
     tie_order,
 )
@@ -190,6 +191,7 @@ def test_smallest_finite_loss_wins_and_ties_go_to_pass_then_direct(
 ) -> None:
     order = torch.tensor(tie_order(candidates))
     assert candidates[int(choose(torch.tensor(losses, dtype=torch.float64), order))] == winner
+    assert candidates[choose_on_host(losses, order.tolist())] == winner
 
 
 @pytest.mark.usefixtures("alone")

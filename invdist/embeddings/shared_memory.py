@@ -1,0 +1,299 @@
+"""Collectives through shared memory, for ranks on one host that compute on the CPU.
+
+Gloo moves every message through TCP on the loopback interface: four copies and two wake-ups. Here the sender copies
+its message into a shared buffer and the receiver copies its part out. Gloo is used once, to find each other.
+
+Every rank has a *board*, a ring of one line per message:
+
+    number | buffer (file descriptor) | bytes of the buffer | where the part of each rank starts, and the end
+
+and a ring in which it notes the messages it has read. A rank that waits sleeps on a pipe, and is woken through it.
+A buffer is used again when all others have read it. Buffers are anonymous (`memfd_create`) and are opened by the others
+through `/proc/PID/fd`, so nothing is left behind however a rank ends. Ranks must start the same collectives in the same
+order; they may wait for them in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+import select
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from invdist.embeddings.comm import Comm, Pending
+
+_LINES = 1024
+"""Messages that may be on their way at once."""
+_SMALLEST = 1 << 16
+_LOOKS, _NAP_MS, _CHECK_S = 500, 2, 0.5
+"""How often a rank looks before it sleeps (about 0.1 ms); how long it sleeps if nobody wakes it; how often it checks
+that all ranks live."""
+
+
+class RankLost(RuntimeError):
+    """Another rank ended, or did not answer in time."""
+
+
+class SharedMemoryComm(Comm):
+    """`Comm` through shared memory. Made by `connect`, on every rank at once."""
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        super().__init__(group, torch.device("cpu"))
+        self._timeout_s, self._number = timeout_s, 0
+        self._line = 3 + self.size + 1
+        self._board = _Buffer.new((_LINES * (self._line + 1) + 1) * 8)
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+        self._boards: list[np.ndarray] = []
+        self._done: list[np.ndarray] = []
+        self._asleep: list[np.ndarray] = []
+        self._pids: list[int] = []
+        self._wakes: list[int] = []
+        self._opened: list[dict[int, _Buffer]] = [{} for _ in range(self.size)]
+        self._free: list[_Buffer] = []
+        self._sent: dict[int, _Buffer] = {}
+        self._unread: dict[int, weakref.ref[_Arriving]] = {}
+
+    def address(self) -> tuple[int, int, int]:
+        """Where the others find the board of this rank, and the pipe that wakes it."""
+        return os.getpid(), self._board.fd, self._wake
+
+    def open_boards(self, addresses: Sequence[tuple[int, int, int]]) -> None:
+        """Opens the boards of all ranks. Raises `OSError` where that is not possible."""
+        for rank, (pid, fd, wake) in enumerate(addresses):
+            board = self._board if rank == self.rank else _Buffer.open(pid, fd, self._board.size)
+            words = np.frombuffer(board.memory, np.int64)
+            self._opened[rank][fd] = board
+            self._boards.append(words[: _LINES * self._line].reshape(_LINES, self._line))
+            self._done.append(words[_LINES * self._line : -1])
+            self._asleep.append(words[-1:])
+            self._pids.append(pid)
+            self._wakes.append(os.open(f"/proc/{pid}/fd/{wake}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
+        """As `Comm.all_to_all`."""
+        row_bytes = send.element_size() * int(np.prod(send.shape[1:], dtype=np.int64))
+        edges = np.zeros(self.size + 1, np.int64)
+        np.cumsum(np.asarray(send_rows) * row_bytes, out=edges[1:])
+        number = self._publish(send, edges)
+        self._count(int(edges[-1]) - send_rows[self.rank] * row_bytes)
+        return self._arriving(number, lambda: self._read_parts(number, send, recv_rows, row_bytes))
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        """As `Comm.all_reduce`; every rank sums in order of rank, so all have the same bits."""
+        size = tensor.numel() * tensor.element_size()
+        edges = np.zeros(self.size + 1, np.int64)
+        edges[1:] = size  # one part that everybody reads
+        number = self._publish(tensor, edges)
+        self._count(size * (self.size - 1))
+        return self._arriving(number, lambda: self._read_sum(number, tensor))
+
+    def _arriving(self, number: int, read: Callable[[], Tensor]) -> _Arriving:
+        arriving = _Arriving(read)
+        self._unread[number] = weakref.ref(arriving)
+        return arriving
+
+    def _read_old(self) -> None:
+        """Reads what nobody waited for yet, before its line is used again."""
+        while self._unread and (number := next(iter(self._unread))) <= self._number - _LINES // 2:
+            arriving = self._unread[number]()
+            if arriving is not None:
+                arriving.wait()
+            else:  # dropped
+                self._mark_read(number)
+
+    def _mark_read(self, number: int) -> None:
+        self._unread.pop(number, None)
+        self._done[self.rank][number % _LINES] = number
+
+    def _publish(self, tensor: Tensor, edges: np.ndarray) -> int:
+        """Copies a message into a buffer and enters it on the board. Gives its number."""
+        number, self._number = self._number + 1, self._number + 1
+        self._read_old()
+        line = self._boards[self.rank][number % _LINES]
+        if line[0]:
+            self._wait(lambda: self._read_by_all(int(line[0])), int(line[0]))
+        self._collect()
+        buffer = self._buffer(int(edges[-1]))
+        if tensor.numel():
+            buffer.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.detach().reshape(-1))
+        self._sent[number] = buffer
+        line[1], line[2] = buffer.fd, buffer.size
+        line[3:] = edges
+        line[0] = number  # last: who sees the number may read the rest
+        for rank, asleep in enumerate(self._asleep):
+            if asleep[0]:
+                with contextlib.suppress(OSError):  # full: it is awake; closed: it ended, and `_wait` finds out
+                    os.write(self._wakes[rank], b"x")
+        return number
+
+    def _read_parts(self, number: int, send: Tensor, recv_rows: Sequence[int], row_bytes: int) -> Tensor:
+        received = send.new_empty((sum(recv_rows), *send.shape[1:]))
+        flat, at = received.view(-1), 0
+        for rank in range(self.size):
+            line = self._line_of(rank, number)
+            start, stop = int(line[3 + self.rank]), int(line[4 + self.rank])
+            if stop - start != recv_rows[rank] * row_bytes:
+                raise RankLost(
+                    f"rank {rank} sent {stop - start} bytes where {recv_rows[rank] * row_bytes} were expected"
+                )
+            count = (stop - start) // send.element_size()
+            if count:
+                part = self._open(rank, line).tensor(send.dtype, start, count)
+                flat[at : at + count].copy_(part)
+                at += count
+        self._mark_read(number)
+        return received
+
+    def _read_sum(self, number: int, tensor: Tensor) -> Tensor:
+        parts = [
+            self._open(rank, self._line_of(rank, number)).tensor(tensor.dtype, 0, tensor.numel())
+            for rank in range(self.size)
+        ]
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total.add_(part)
+        tensor.copy_(total.view_as(tensor))
+        self._mark_read(number)
+        return tensor
+
+    def _line_of(self, rank: int, number: int) -> np.ndarray:
+        line = self._boards[rank][number % _LINES]
+        if line[0] != number:
+            self._wait(lambda: bool(line[0] == number), number, rank)
+        return line
+
+    def _wait(self, ready: Callable[[], bool], number: int, rank: int | None = None) -> None:
+        """Looks a few times whether `ready()`, then sleeps until woken. Raises `RankLost` if a rank ended.
+
+        A wake-up may be missed: the other rank may see the flag before it is set. So the sleep is short.
+        """
+        for _ in range(_LOOKS):
+            if ready():
+                return
+        started = checked = time.monotonic()
+        asleep = self._asleep[self.rank]
+        asleep[0] = 1
+        while not ready():
+            if self._poll.poll(_NAP_MS):
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+            now = time.monotonic()
+            if now - checked > _CHECK_S:
+                checked = now
+                gone = [r for r, pid in enumerate(self._pids) if not _lives(pid)]
+                if gone and not ready():
+                    raise RankLost(f"rank {gone[0]} ended while rank {self.rank} waited for message {number}")
+                if now - started > self._timeout_s:
+                    whom = "the others" if rank is None else f"rank {rank}"
+                    raise RankLost(f"rank {self.rank} waited {self._timeout_s:g} s for message {number} of {whom}")
+        asleep[0] = 0
+
+    def _read_by_all(self, number: int) -> bool:
+        return all(done[number % _LINES] >= number for done in self._done)
+
+    def _collect(self) -> None:
+        """Takes back the buffers that all ranks have read."""
+        for number in [number for number in self._sent if self._read_by_all(number)]:
+            self._free.append(self._sent.pop(number))
+
+    def _buffer(self, size: int) -> _Buffer:
+        fitting = [buffer for buffer in self._free if buffer.size >= size]
+        if fitting:
+            buffer = min(fitting, key=lambda buffer: buffer.size)
+            self._free.remove(buffer)
+            return buffer
+        buffer = _Buffer.new(max(_SMALLEST, 1 << (size - 1).bit_length()) if size else _SMALLEST)
+        self._opened[self.rank][buffer.fd] = buffer
+        return buffer
+
+    def _open(self, rank: int, line: np.ndarray) -> _Buffer:
+        fd = int(line[1])
+        buffer = self._opened[rank].get(fd)
+        if buffer is None:
+            buffer = self._opened[rank][fd] = _Buffer.open(self._pids[rank], fd, int(line[2]))
+        return buffer
+
+
+class _Arriving(Pending):
+    """A tensor that is read from the others when it is waited for."""
+
+    def __init__(self, read: Callable[[], Tensor]) -> None:
+        self._read: Callable[[], Tensor] | None = read
+
+    def wait(self) -> Tensor:
+        if self._read is not None:
+            self._tensor, self._read = self._read(), None
+        return self._tensor
+
+
+class _Buffer:
+    """Shared anonymous memory. Never given back: a rank keeps a few, of the sizes its steps need."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size = fd, size
+        self.memory = mmap.mmap(fd, size)
+        self._bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+
+    @classmethod
+    def new(cls, size: int) -> _Buffer:
+        fd = os.memfd_create("invdist", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        return cls(fd, size)
+
+    @classmethod
+    def open(cls, pid: int, fd: int, size: int) -> _Buffer:
+        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(opened, size)
+        finally:
+            os.close(opened)  # the mapping stays
+
+    def tensor(self, dtype: torch.dtype, start: int, count: int) -> Tensor:
+        """`count` values from byte `start` on, without a copy."""
+        return self._bytes[start : start + count * dtype.itemsize].view(dtype)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def connect(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> Comm:
+    """The fastest `Comm` of a process group; every rank must call it.
+
+    Shared memory if all ranks are on this host and compute on the CPU (the group is gloo), else the group itself. Only
+    on x86-64, whose stores other cores see in the order in which they were made.
+    """
+    plain = Comm(group)
+    if plain.size == 1 or dist.get_backend(group) != "gloo":
+        return plain
+    able = platform.machine() == "x86_64" and hasattr(os, "memfd_create")
+    comm = SharedMemoryComm(group, timeout_s) if able else None
+    said: list[Any] = [None] * plain.size
+    dist.all_gather_object(said, (socket.gethostname(), comm.address() if comm else None), group=group)
+    opened = 0.0
+    if comm is not None and len({host for host, _ in said}) == 1 and all(address for _, address in said):
+        try:
+            comm.open_boards([address for _, address in said])
+            opened = 1.0
+        except OSError:  # another container on the same host
+            pass
+    everywhere = torch.tensor([opened])
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=group)
+    return comm if comm is not None and everywhere.item() == 1.0 else plain

@@ -1,0 +1,126 @@
+"""Collectives through shared memory give what gloo gives, in any order of waiting, and never hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from invdist.embeddings import shared_memory
+from invdist.embeddings.comm import Comm
+from invdist.embeddings.shared_memory import RankLost, SharedMemoryComm, connect
+from tests.distributed import run_ranks
+
+
+def _both(rank: int, ranks: int) -> int:
+    """The same collectives by gloo and through shared memory; gives how many were compared."""
+    gloo, shared = Comm(), connect()
+    assert isinstance(shared, SharedMemoryComm)
+    waiting: list[tuple[Any, Any]] = []
+    compared = 0
+    for number in range(400):
+        source = torch.Generator().manual_seed(number)
+        sizes = torch.randint(0, 7 if number % 9 else 3000, (ranks, ranks), generator=source)
+        kind = number % 4
+        if kind == 3:
+            values = torch.randn(number % 50, generator=torch.Generator().manual_seed(number * ranks + rank))
+            pair = gloo.all_reduce(values.clone()), shared.all_reduce(values.clone())
+        else:
+            send, received = sizes[rank].tolist(), sizes[:, rank].tolist()
+            shape = (sum(send),) if kind == 0 else (sum(send), 8)
+            values = torch.randn(shape) if kind else torch.randint(1 << 40, shape)
+            pair = gloo.all_to_all(values, send, received), shared.all_to_all(values, send, received)
+        waiting.append(pair)
+        if number % 7 == 0:  # wait for some of them, the latest first
+            for a, b in reversed(waiting[number % 3 :]):
+                expected, seen = a.wait(), b.wait()
+                if kind == 3 and ranks > 2:
+                    assert torch.allclose(expected, seen, atol=1e-6)  # gloo sums in another order
+                assert expected.shape == seen.shape
+                assert torch.allclose(expected.double(), seen.double(), atol=1e-6)
+                compared += 1
+            del waiting[number % 3 :]
+    shared.barrier()
+    # No more buffers than can be in use at once, however many messages there were.
+    assert len(shared._opened[rank]) < 60
+    return compared
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_it_gives_what_gloo_gives(ranks: int) -> None:
+    assert all(compared > 350 for compared in run_ranks(_both, ranks))
+
+
+def _unread(rank: int, ranks: int) -> list[float]:
+    """More messages than the board has lines, while early ones are not waited for, or dropped."""
+    comm = connect()
+    kept = comm.all_reduce(torch.tensor([1.0 + rank]))
+    comm.all_reduce(torch.tensor([5.0]))  # dropped
+    for _ in range(2 * shared_memory._LINES):
+        comm.all_reduce(torch.ones(3)).wait()
+    return kept.wait().tolist()
+
+
+def test_messages_nobody_waits_for_block_nothing() -> None:
+    assert run_ranks(_unread, 2) == [[3.0], [3.0]]
+
+
+def _wait_for_the_dead(rank: int, ranks: int) -> str:
+    comm = connect()
+    assert isinstance(comm, SharedMemoryComm)
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    if rank == 1:
+        return ""  # sends nothing, like a rank that was killed
+    comm._pids[1] = child
+    started = time.monotonic()
+    try:
+        comm.barrier()
+    except RankLost as error:
+        assert time.monotonic() - started < 20
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_that_was_killed_is_an_error_and_no_hang() -> None:
+    assert run_ranks(_wait_for_the_dead, 2)[0].startswith("rank 1 ended while rank 0 waited")
+
+
+def _late(rank: int, ranks: int) -> str:
+    comm = connect(timeout_s=1.0)
+    if rank == 1:
+        time.sleep(3)
+        return ""
+    try:
+        comm.barrier()
+    except RankLost as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_that_does_not_answer_is_an_error() -> None:
+    assert "rank 0 waited 1 s" in run_ranks(_late, 2)[0]
+
+
+def _elsewhere(rank: int, ranks: int) -> str:
+    shared_memory.socket.gethostname = lambda: f"host-{rank}"
+    return type(connect()).__name__
+
+
+def test_ranks_of_several_hosts_use_gloo() -> None:
+    assert run_ranks(_elsewhere, 2) == ["Comm", "Comm"]
+
+
+def test_one_rank_needs_nothing() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert type(connect()) is Comm
+    finally:
+        dist.destroy_process_group()
