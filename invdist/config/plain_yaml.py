@@ -83,5 +83,8 @@ def parse(content: bytes, source: str) -> Any:
 
 def shown(value: Any) -> str:
     """A value for a message, short whatever it is."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        text = "a huge number"
     return text if len(text) <= 60 else f"{text[:57]}..."

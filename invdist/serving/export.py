@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import safetensors.torch
 import torch
 
 from invdist import config as configs
@@ -20,7 +21,6 @@ from invdist.models.frozen import FrozenModel
 from invdist.runtime.install import installed
 from invdist.serving.output import OutputFolder
 from invdist.serving.run import TrainedRun
-from invdist.training.checkpoint import safetensors
 from invdist.training.history import METRICS_FILE, History
 
 CARD = "card.json"
@@ -40,9 +40,10 @@ def export(run: TrainedRun, where: str) -> dict[str, Any]:
     program from any number of (user, item) indices to logits, which needs only torch. `users.parquet`,
     `items.parquet`: raw ids by index. `card.json`: describes all this, written last.
     """
+    tensors = {name: value.contiguous() for name, value in run.model.state_dict().items()}
     with OutputFolder(where, {"format": "invdist export", "version": 1}, manifest=CARD) as output:
         files = {
-            TENSORS: _write(output, TENSORS, safetensors.encode(run.model.state_dict())),
+            TENSORS: _write(output, TENSORS, [safetensors.torch.save(tensors)]),
             PROGRAM: _write_program(output, run.model),
             "users.parquet": _write_table(output, "users.parquet", id_table(run.users.raw)),
             "items.parquet": _write_table(output, "items.parquet", id_table(run.items.raw)),

@@ -91,7 +91,7 @@ def test_what_is_saved_is_the_moment_of_the_call(
     store, before = CheckpointStore(tmp_path, None, asynchronous=asynchronous), held(strategy)
     if asynchronous:  # nothing is written before training has gone on
         monkeypatch.setattr(
-            checkpoint_store, "write_pieces", lambda *a: trained_on.wait(10) and writer.write_pieces(*a)
+            checkpoint_store, "write_slices", lambda *a: trained_on.wait(10) and writer.write_slices(*a)
         )
     store.save(strategy.model, strategy, Position(), extra)
     train(strategy, range(2, 4))

@@ -1,4 +1,4 @@
-"""Checkpoints of everything a run is: independent of the number of ranks and of sharding, without pickle."""
+"""Checkpoints of the whole state of a run: independent of the number of ranks and of sharding, without pickle."""
 
 from invdist.training.checkpoint.manifest import DamagedCheckpoint, Position
 from invdist.training.checkpoint.reader import CheckpointInfo, read_checkpoint

@@ -1,4 +1,4 @@
-"""Words between ranks about checkpoints, on a process group of their own, so that a background thread may speak."""
+"""Small collectives on a gloo group of their own, safe to call from the checkpoint thread while training goes on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from invdist.embeddings.comm import Comm
 
 
 class Ranks:
-    """The ranks of `comm` (None: this process alone). Every rank makes it at the same time.
+    """The ranks of `comm` (None: this process alone). Every rank creates it at the same time.
 
-    A rank that says nothing for `timeout_s` is taken for lost.
+    A collective fails with `RuntimeError` when a rank does not join within `timeout_s`.
     """
 
     def __init__(self, comm: Comm | None, timeout_s: float) -> None:
@@ -25,15 +25,15 @@ class Ranks:
             members = dist.get_process_group_ranks(comm.group or dist.group.WORLD)
             self._group = dist.new_group(members, timeout=timedelta(seconds=timeout_s), backend="gloo")
 
-    def gather(self, word: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every rank says, in order of rank; as JSON, so that nothing received can run."""
-        text = json.dumps(word).encode()
+    def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """The messages of all ranks, in order of rank. They travel as JSON: pickle could run code on arrival."""
+        payload = json.dumps(message).encode()
         if self.size == 1:
-            return [json.loads(text)]
+            return [json.loads(payload)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(text)]), group=self._group)
-        room = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        room[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        words = [torch.empty_like(room) for _ in range(self.size)]
-        dist.all_gather(words, room, group=self._group)
-        return [json.loads(bytes(w[: int(n)].numpy())) for w, n in zip(words, sizes, strict=True)]
+        dist.all_gather(sizes, torch.tensor([len(payload)]), group=self._group)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        received = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(received, padded, group=self._group)
+        return [json.loads(bytes(each[: int(size)].numpy())) for each, size in zip(received, sizes, strict=True)]

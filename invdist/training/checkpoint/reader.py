@@ -1,4 +1,4 @@
-"""Reads a checkpoint: any rectangle of any tensor, each file checked against its checksum before it is used."""
+"""Reads a checkpoint: any rectangle of any tensor. Each file is compared with its checksum before it is used."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder
-from invdist.training.checkpoint import safetensors
-from invdist.training.checkpoint.manifest import MANIFEST, DamagedCheckpoint, Manifest, Part, Position, parse
+from invdist.training.checkpoint.manifest import DTYPES, MANIFEST, DamagedCheckpoint, Manifest, Part, Position, parse
 
 _MOST_MANIFEST = 64 << 20
 _MOST_FILE = 1 << 30  # the writer's files are far smaller
@@ -21,7 +21,7 @@ _CACHE_BYTES = 256 << 20
 
 
 class CheckpointInfo:
-    """A committed checkpoint whose manifest is whole and whose files have the right sizes."""
+    """A committed checkpoint: its manifest is valid and its files have the right sizes."""
 
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -61,7 +61,7 @@ class CheckpointInfo:
     def read(self, name: str) -> Tensor:
         """A whole tensor."""
         entry = self.manifest.tensors[name]
-        whole = torch.empty(entry.shape, dtype=safetensors.DTYPES[entry.dtype])
+        whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         self.read_into(name, whole.view(entry.rows, entry.columns))
         return whole
 
@@ -86,7 +86,7 @@ class CheckpointInfo:
             raise UserError(f"{self.path} has no table {table!r}; it has {known}")
         first, end, step = rows.indices(entry.rows)
         assert step == 1, "a range of rows"
-        found = torch.empty((max(0, end - first), entry.columns), dtype=safetensors.DTYPES[entry.dtype])
+        found = torch.empty((max(0, end - first), entry.columns), dtype=DTYPES[entry.dtype])
         self.read_into(f"rows/{table}/weight", found, first)
         return found.numpy()
 
@@ -107,7 +107,7 @@ class CheckpointInfo:
         """A part as a matrix."""
         entry = self.manifest.tensors[name]
         found = self._file(part.file).get(part.key)
-        if found is None or found.dtype != safetensors.DTYPES[entry.dtype] or found.shape != entry.part_shape(part):
+        if found is None or found.dtype != DTYPES[entry.dtype] or found.shape != entry.part_shape(part):
             raise DamagedCheckpoint(f"{self.path}/{part.file} does not hold {name} as the manifest says")
         return found.view(part.rows, part.columns)
 
@@ -121,20 +121,27 @@ class CheckpointInfo:
             raise DamagedCheckpoint(f"{where} is larger than any file of a checkpoint")
         try:
             with self.folder.open(name) as file:
-                content = bytearray(min(file.size(), expected.bytes + 1))
-                file.readinto(content)
+                content = file.read(expected.bytes + 1)
         except OSError as error:
             raise DamagedCheckpoint(f"cannot read {where}: {error}") from error
         if len(content) != expected.bytes or hashlib.sha256(content).hexdigest() != expected.sha256:
             raise DamagedCheckpoint(f"{where} is damaged: its checksum is not the manifest's; {self.advice}")
         try:
-            tensors = safetensors.decode(content)
-        except (ValueError, RecursionError) as error:
+            tensors = decode(content)
+        except ValueError as error:
             raise DamagedCheckpoint(f"{where} is not a safetensors file: {error}") from error
         self._cache[name] = tensors
         while sum(self.manifest.files[kept].bytes for kept in self._cache) > _CACHE_BYTES and len(self._cache) > 1:
             del self._cache[next(iter(self._cache))]
         return tensors
+
+
+def decode(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; `ValueError` for anything that is not one."""
+    try:
+        return safetensors.torch.load(content)
+    except Exception as error:  # the library has its own exception, and lets others out of malformed headers
+        raise ValueError(str(error)) from error
 
 
 def open_checkpoint(folder: Folder, *, whole: bool = True) -> CheckpointInfo | None:
@@ -162,7 +169,7 @@ def open_checkpoint(folder: Folder, *, whole: bool = True) -> CheckpointInfo | N
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointInfo:
-    """The checkpoint at a path or URI, to read from; needs no process group."""
+    """Opens the checkpoint at a path or URI for reading; needs no process group."""
     info = open_checkpoint(Folder.at(path))
     if info is None:
         raise UserError(

@@ -1,8 +1,8 @@
-"""The checkpoints of a run: saved in the background, committed whole or not at all, kept as long as they are of use.
+"""Saves the checkpoints of a run in the background, commits them whole or not at all, and removes old ones.
 
-A checkpoint is written into `step-000000123.partial/`; when all ranks are done the first one writes the manifest and
-renames the folder to `step-000000123/`. A filesystem of objects (`s3://`) cannot rename a folder: there the files are
-written in their final place, and the manifest, last, is what commits them. Either way a folder without a manifest is
+A checkpoint is written into `step-000000123.partial/`; when all ranks are done, rank 0 writes the manifest and
+renames the folder to `step-000000123/`. An object store (`s3://`) cannot rename a folder: there the files are
+written in their final place, and the manifest, written last, commits them. Either way a folder without a manifest is
 not a checkpoint.
 """
 
@@ -25,10 +25,10 @@ from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder, describe_os_error
 from invdist.training.checkpoint.folder import COMMITTED, CheckpointFolder, best_first, folder_name
 from invdist.training.checkpoint.manifest import MANIFEST, DamagedCheckpoint, Position, dump, parse
-from invdist.training.checkpoint.pieces import Piece, pieces, restore
 from invdist.training.checkpoint.ranks import Ranks
 from invdist.training.checkpoint.reader import CheckpointInfo
-from invdist.training.checkpoint.writer import Snapshot, merge, write_pieces
+from invdist.training.checkpoint.state import TensorSlice, restore, slices_to_save
+from invdist.training.checkpoint.writer import Snapshot, merge, write_slices
 
 _log = logging.getLogger(__name__)
 _PARTIAL = ".partial"
@@ -39,9 +39,9 @@ _SHARE = "the folder must be on a filesystem that all ranks share"
 class CheckpointStore(CheckpointFolder):
     """Saves and loads the checkpoints in one folder (or URI) that all ranks see.
 
-    Every rank makes one at the same time and calls `save`, `wait` and `load` in step with the others. Larger metrics
-    are better. `keep_last` counts the newest, `keep_best` those with the best metrics; the others are removed.
-    A rank that has not written its part `timeout_s` after another has makes the save fail.
+    Every rank creates one at the same time and calls `save`, `wait` and `load` in step with the others. Larger metrics
+    are better. The `keep_last` newest and the `keep_best` best checkpoints are kept, the others removed.
+    A save fails if a rank finishes its files more than `timeout_s` after another.
     """
 
     def __init__(
@@ -71,16 +71,15 @@ class CheckpointStore(CheckpointFolder):
         extra: dict[str, Any],
         metric: float | None = None,
     ) -> None:
-        """Saves everything as it is now. Asynchronous: returns after a copy in memory, and writes in the background.
+        """Saves the present state. If `asynchronous`, returns after a copy in memory and writes in the background.
 
-        Waits for the save before, if that is still being written, and raises what went wrong with it.
-        A checkpoint of the same step is replaced.
+        First waits for the previous save and raises its failure, if any. A checkpoint of the same step is replaced.
         """
         self.wait()
         head = {
             "position": dataclasses.asdict(position),
             "metric": None if metric is None or math.isnan(metric) else float(metric),
-            "extra": json.loads(json.dumps(extra)),  # as it is now: the caller goes on changing it
+            "extra": json.loads(json.dumps(extra)),  # a copy: the caller goes on changing it
             "strategy": type(strategy).__name__,
             "world_size": self._ranks.size,
             "sharding": dict(model.rows.layout.sharding),
@@ -89,17 +88,17 @@ class CheckpointStore(CheckpointFolder):
             "tables": [dataclasses.asdict(table) for table in model.rows.layout.tables],
         }
         if self.asynchronous:
-            copies = self._snapshot.take(pieces(model, strategy))
+            copies = self._snapshot.take(slices_to_save(model, strategy))
             self._writing = threading.Thread(target=self._write, args=(head, copies), name="checkpoint", daemon=True)
             self._writing.start()
         else:
-            self._write(head, pieces(model, strategy))
+            self._write(head, slices_to_save(model, strategy))
             self.wait()
 
     def wait(self) -> None:
         """Returns when the last save is committed; raises on every rank if it could not be.
 
-        A `UserError` says what to mend; a `RuntimeError` means that another rank is gone.
+        A `UserError` is for the user to fix; a `RuntimeError` means that another rank is gone.
         """
         if self._writing is not None:
             self._writing.join()
@@ -108,8 +107,8 @@ class CheckpointStore(CheckpointFolder):
         if failure is not None:
             raise failure
 
-    def _write(self, head: dict[str, Any], written: Iterable[Piece]) -> None:
-        """All of a save but the copy; what goes wrong on any rank becomes the failure of every rank."""
+    def _write(self, head: dict[str, Any], written: Iterable[TensorSlice]) -> None:
+        """All of a save but the copy. A failure on any rank becomes the failure of every rank."""
         step = head["position"]["global_step"]
         name = folder_name(step)
         target = self.folder.child(name + _PARTIAL if self.folder.local else name)
@@ -122,7 +121,7 @@ class CheckpointStore(CheckpointFolder):
             )
         except RuntimeError as error:  # of the process group: another rank is gone
             failure = f"the ranks lost each other: {error}"
-            kind = RuntimeError  # not the user's to mend: a restart of the ranks is
+            kind = RuntimeError  # for Ray to fix, by a restart of the ranks
         if failure is None:
             return
         if self._ranks.rank == 0:
@@ -137,18 +136,18 @@ class CheckpointStore(CheckpointFolder):
         write: Callable[[], dict[str, Any]],
         commit: Callable[[list[dict[str, Any]]], None],
     ) -> str | None:
-        """The first rank prepares, all write, the first commits; after a failure nothing more is done."""
+        """Rank 0 prepares, all ranks write, rank 0 commits; stops at the first failure, which all ranks return."""
         first = self._ranks.rank == 0
-        words = self._ranks.gather(_attempt(prepare) if first else {})
-        if _failure(words) is None:
-            words = self._ranks.gather(_attempt(write))
-        if _failure(words) is None:
-            reports = [word["result"] for word in words]
-            words = self._ranks.gather(_attempt(lambda: commit(reports)) if first else {})
-        return _failure(words)
+        messages = self._ranks.gather(_attempt(prepare) if first else {})
+        if _failure(messages) is None:
+            messages = self._ranks.gather(_attempt(write))
+        if _failure(messages) is None:
+            reports = [message["result"] for message in messages]
+            messages = self._ranks.gather(_attempt(lambda: commit(reports)) if first else {})
+        return _failure(messages)
 
     def _prepare(self, target: Folder) -> None:
-        """Removes what earlier saves left unfinished, and makes the folder to write into."""
+        """Removes what earlier saves left unfinished, and creates the folder to write into."""
         self.folder.make()
         for name in self.folder.folders():
             folder = self.folder.child(name)
@@ -159,17 +158,17 @@ class CheckpointStore(CheckpointFolder):
             self._discard(target)
         target.make()
 
-    def _write_mine(self, target: Folder, written: Iterable[Piece]) -> dict[str, Any]:
+    def _write_mine(self, target: Folder, written: Iterable[TensorSlice]) -> dict[str, Any]:
         if self.folder.local and _name(target) not in self.folder.folders():
-            raise UserError(f"{target}, made by the first rank, is not there; {_SHARE}")
-        return write_pieces(target, self._ranks.rank, written)
+            raise UserError(f"{target}, created by rank 0, is not there; {_SHARE}")
+        return write_slices(target, self._ranks.rank, written)
 
     def _commit(self, target: Folder, name: str, content: dict[str, Any]) -> None:
-        """Writes the manifest and gives the folder its name; then removes what is no longer to be kept."""
+        """Writes the manifest and gives the folder its name; then removes old checkpoints."""
         sizes = target.files()
         for file, entry in content["files"].items():
             if sizes.get(file) != entry["bytes"]:
-                raise UserError(f"{file}, written by another rank, is not seen by the first; {_SHARE}")
+                raise UserError(f"{file}, written by another rank, is not visible to rank 0; {_SHARE}")
         text = dump(content)
         parse(text, MANIFEST)
         with target.create(MANIFEST) as file:
@@ -185,7 +184,7 @@ class CheckpointStore(CheckpointFolder):
     # Keeping
 
     def _retain(self, step: int) -> None:
-        """Removes all but the newest and the best; what lies beyond `step` is of a course that was left."""
+        """Removes all but the newest and the best; later ones than `step` belong to a run that was rolled back."""
         present = [info for info in self.intact() if info.step <= step]
         kept = present[-self.keep_last :] + best_first(present)[: self.keep_best]
         for later in self.steps():
@@ -196,7 +195,7 @@ class CheckpointStore(CheckpointFolder):
                 self._discard(info.folder)
 
     def _discard(self, folder: Folder) -> None:
-        """Removes a checkpoint; whenever that is interrupted, what is left is not taken for one."""
+        """Removes a checkpoint. If that is interrupted, what is left does not count as one."""
         name = _name(folder)
         if name not in self.folder.folders():
             return
@@ -209,7 +208,7 @@ class CheckpointStore(CheckpointFolder):
         folder.remove()
 
     def _set_aside(self, name: str) -> None:
-        """Takes a checkpoint out of the count; on a local disk it stays to be looked at."""
+        """Renames a checkpoint so that it no longer counts; on an object store it is removed."""
         if not self.folder.local:
             self._discard(self.folder.child(name))
             return
@@ -221,27 +220,27 @@ class CheckpointStore(CheckpointFolder):
     def load(
         self, info: CheckpointInfo, model: Recommender, strategy: Strategy, *, fallback: bool = False
     ) -> tuple[Position, dict[str, Any]]:
-        """Puts a checkpoint into `model` and `strategy`; gives its position and what was saved as `extra`.
+        """Loads a checkpoint into `model` and `strategy`; returns its position and what was saved as `extra`.
 
         Every rank reads the rows it owns, whatever the number of ranks and the sharding were at the time of saving.
-        All ranks succeed or raise together. With `fallback` a damaged checkpoint is passed over for the one before it;
-        a checkpoint of another model is an error all the same.
+        All ranks succeed or raise together. With `fallback` an older checkpoint is loaded instead of a damaged one;
+        a checkpoint of another model is an error either way.
         """
         self.wait()
         older = [other for other in reversed(self.intact()) if other.step < info.step] if fallback else []
         for candidate in [info, *older]:
-            word = _attempt(lambda candidate=candidate: restore(candidate, model, strategy))
-            words = self._ranks.gather({**word, "path": candidate.path})
-            if len({word["path"] for word in words}) > 1:
+            outcome = _attempt(lambda candidate=candidate: restore(candidate, model, strategy))
+            messages = self._ranks.gather({**outcome, "path": candidate.path})
+            if len({message["path"] for message in messages}) > 1:
                 raise UserError(f"the ranks do not see the same checkpoints in {self.folder}; {_SHARE}")
-            failure = _failure(words)
+            failure = _failure(messages)
             if failure is None:
                 return candidate.position, candidate.extra
-            if not all(word["damaged"] for word in words if "failure" in word):
+            if not all(message["damaged"] for message in messages if "failure" in message):
                 raise UserError(failure)
             if not fallback:
                 break
-            _log.warning("passed over for an older checkpoint: %s", failure)
+            _log.warning("skipped for an older checkpoint: %s", failure)
         raise DamagedCheckpoint(failure)
 
 
@@ -250,21 +249,21 @@ def _name(folder: Folder) -> str:
 
 
 def _attempt(action: Callable[[], Any]) -> dict[str, Any]:
-    """What an action gives or how it fails, as a word to the other ranks."""
+    """The result of an action or how it failed, as a message to the other ranks."""
     try:
         return {"result": action()}
     except UserError as error:
         return {"failure": str(error), "damaged": isinstance(error, DamagedCheckpoint)}
     except OSError as error:
         return {"failure": describe_os_error(error), "damaged": False}
-    except Exception as error:  # said aloud, lest the other ranks wait for a word that never comes
+    except Exception as error:  # report it, or the other ranks would wait forever
         _log.exception("while checkpointing")
         return {"failure": f"{type(error).__name__}: {error}", "damaged": False}
 
 
-def _failure(words: list[dict[str, Any]]) -> str | None:
-    """The first failure in the words of all ranks."""
-    for rank, word in enumerate(words):
-        if "failure" in word:
-            return word["failure"] if len(words) == 1 else f"rank {rank}: {word['failure']}"
+def _failure(messages: list[dict[str, Any]]) -> str | None:
+    """The first failure among the messages of all ranks."""
+    for rank, message in enumerate(messages):
+        if "failure" in message:
+            return message["failure"] if len(messages) == 1 else f"rank {rank}: {message['failure']}"
     return None

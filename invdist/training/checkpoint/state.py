@@ -1,9 +1,10 @@
-"""What of a training run goes into a checkpoint, and back: the names of tensors, and who holds which part.
+"""Which tensors of a training run go into a checkpoint and back, and which rank writes which slice of each.
 
-rows/TABLE/weight          the rows of a table; rows/TABLE/m, v, sum...: what the optimizer of rows keeps of each
+rows/TABLE/weight          the embeddings of a table; rows/TABLE/m, v, sum...: what their optimizer keeps
 dense/NAME                 weights and buffers of the backbone
 dense_optimizer/NAME/KEY   what the dense optimizer keeps of a weight
-strategy/NAME              replicated state of the strategy
+strategy/NAME              state of the strategy that is equal on every rank
+sharded/NAME               state of the strategy by user, each rank with a range of users
 rng/RANK[/cuda]            state of a rank's random generator (dropout)
 """
 
@@ -20,36 +21,35 @@ from invdist.embeddings.tables import Shard, Table
 from invdist.learning.strategy import Strategy
 from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
-from invdist.training.checkpoint.manifest import DamagedCheckpoint
+from invdist.training.checkpoint.manifest import DTYPE_NAMES, DTYPES, DamagedCheckpoint
 from invdist.training.checkpoint.reader import CheckpointInfo
-from invdist.training.checkpoint.safetensors import DTYPES, NAMES
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a tensor that one rank writes: a view of the live memory, `[rows, ...]` from `row`, `column` on."""
+class TensorSlice:
+    """The slice of a tensor that one rank writes: a view of memory in use, `[rows, ...]` from `row`, `column` on."""
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     values: Tensor
     row: int = 0
     column: int = 0
 
 
-def pieces(model: Recommender, strategy: Strategy) -> Iterator[Piece]:
-    """What this rank has to write. Over all ranks every tensor is covered exactly once."""
-    # Now, and not when the first piece is asked for: it may communicate, so every rank must come to it alike.
-    return _pieces(model, strategy, dict(strategy.state()))
+def slices_to_save(model: Recommender, strategy: Strategy) -> Iterator[TensorSlice]:
+    """What this rank writes. Over all ranks every tensor is covered exactly once."""
+    # `state` may communicate: it is called here, on every rank, not when the first slice is asked for.
+    return _slices(model, strategy, dict(strategy.state()))
 
 
-def _pieces(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[Piece]:
+def _slices(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[TensorSlice]:
     rank = model.comm.rank
-    for place in _places(model.rows):
-        first, end = place.written
-        yield Piece(place.name, place.shape, place.values[first:end], place.shard.row + first, place.column)
+    for each in _shard_slices(model.rows):
+        first, end = each.written
+        yield TensorSlice(each.name, each.shape, each.values[first:end], each.shard.row + first, each.column)
     for name, (first, values) in strategy.sharded_state().items():
-        yield Piece(f"sharded/{name}", _by_user(strategy, values), values, first)
+        yield TensorSlice(f"sharded/{name}", _by_user(strategy, values), values, first)
     yield from (_whole(name, state) for name, state in _random_states(rank, model.device).items())
     if rank == 0:
         yield from (_whole(f"dense/{name}", value) for name, value in model.backbone.state_dict().items())
@@ -59,14 +59,14 @@ def _pieces(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor
 
 
 def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
-    """Puts a checkpoint into a model and a strategy of the same making, at any number of ranks and any sharding.
+    """Loads a checkpoint into a model and a strategy of the same kind, at any number of ranks and any sharding.
 
-    At the same number of ranks everything is as it was saved, to the bit. At another, ranks that were not there
-    before keep their own random state. If it raises, the model is not to be used until another load went well.
+    At the same number of ranks everything is as it was saved, to the bit. With more ranks, the new ones keep their
+    own random state. After an exception the model is only partly loaded: load another checkpoint before using it.
     """
     _check_fits(checkpoint, model, strategy)
-    for place in _places(model.rows):
-        _fill(checkpoint, place.name, place.values, place.shard.row, place.column)
+    for each in _shard_slices(model.rows):
+        _fill(checkpoint, each.name, each.values, each.shard.row, each.column)
     for name, (first, values) in strategy.sharded_state().items():
         _fill(checkpoint, f"sharded/{name}", values, first)
     model.rows.optimizer.steps = checkpoint.manifest.optimizer_steps
@@ -88,12 +88,12 @@ def _by_user(strategy: Strategy, values: Tensor) -> tuple[int, ...]:
     return (strategy.setting.users, *values.shape[1:])
 
 
-# Rows
+# Embeddings
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """One shard of this rank, of the rows or of something that the optimizer keeps of each."""
+class _ShardSlice:
+    """One shard of this rank: of the embeddings, or of something that the optimizer keeps for each."""
 
     name: str
     shape: tuple[int, ...]
@@ -101,15 +101,15 @@ class _Place:
     column: int
     values: Tensor
     written: tuple[int, int]
-    """The range of its rows that this rank writes; other ranks have the rest too."""
+    """The range of its rows that this rank writes; if tables are replicated, other ranks write the others."""
 
 
-def _places(rows: EmbeddingStore) -> Iterator[_Place]:
+def _shard_slices(rows: EmbeddingStore) -> Iterator[_ShardSlice]:
     tables = {table.name: table for table in rows.layout.tables}
     for shard in rows.layout.on(rows.comm.rank):
         for kind, local_rows in _kinds(rows).items():
             table, by_column = tables[shard.table], local_rows.dim() > 1
-            yield _Place(
+            yield _ShardSlice(
                 name=f"rows/{table.name}/{kind}",
                 shape=_shape(table, by_column),
                 shard=shard,
@@ -131,7 +131,7 @@ def _written(rows: EmbeddingStore, shard: Shard, by_column: bool) -> tuple[int, 
     if rows.layout.replicated:
         rank, size = rows.comm.rank, rows.comm.size
         return shard.rows * rank // size, shard.rows * (rank + 1) // size
-    # One value per row is the same at every column shard of the row: the first writes it.
+    # Optimizer state with one value per row is equal on all column shards of a row: the first shard writes it.
     return (0, shard.rows) if by_column or shard.column == 0 else (0, 0)
 
 
@@ -184,14 +184,14 @@ def _load_random_state(checkpoint: CheckpointInfo, model: Recommender) -> None:
             try:
                 load(checkpoint.read(key))
             except (RuntimeError, TypeError) as error:
-                raise DamagedCheckpoint(f"{checkpoint.path}: {key} is no random state: {error}") from error
+                raise DamagedCheckpoint(f"{checkpoint.path}: {key} is not a random state: {error}") from error
 
 
 # Checks
 
 
 def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
-    """Says all that differs between what was saved and what is to be filled."""
+    """`UserError` with all differences between the model that was saved and this one."""
     saved, wrong = checkpoint.manifest, []
     if saved.strategy != type(strategy).__name__:
         wrong.append(f"its strategy is {saved.strategy}, this run's {type(strategy).__name__}")
@@ -226,8 +226,8 @@ def _size(tensor: tuple[tuple[int, ...], torch.dtype] | None) -> str:
     if tensor is None:
         return "nothing"
     shape, dtype = tensor
-    return f"{NAMES[dtype]} {' x '.join(map(str, shape)) or 'scalar'}"
+    return f"{DTYPE_NAMES[dtype]} {' x '.join(map(str, shape)) or 'scalar'}"
 
 
-def _whole(name: str, value: Tensor) -> Piece:
-    return Piece(name, tuple(value.shape), value)
+def _whole(name: str, value: Tensor) -> TensorSlice:
+    return TensorSlice(name, tuple(value.shape), value)
