@@ -52,14 +52,12 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
 def metrics_table(metrics: Mapping[str, Any], ndcg_k: int = 10) -> str:
     """All metrics of one split, a line each; a note follows if the AUC is an estimate."""
-    bound = metrics.get("auc_error_bound")
-    shown = {name: value for name, value in metrics.items() if name != "auc_error_bound"}
     rows = [
         [metric_title(name, ndcg_k), f"{value:,}" if isinstance(value, int) else number(value)]
-        for name, value in shown.items()
+        for name, value in metrics.items()
+        if name != "auc_error_bound"
     ]
-    table = plain_table(["metric", "value"], rows)
-    return f"{table}\n\nAUC is estimated from a histogram of the scores, within {bound:.1g}." if bound else table
+    return plain_table(["metric", "value"], rows) + _auc_note(metrics)
 
 
 def final_table(events: Sequence[Mapping[str, Any]], ndcg_k: int = 10) -> str:
@@ -85,7 +83,7 @@ def final_table(events: Sequence[Mapping[str, Any]], ndcg_k: int = 10) -> str:
             )
         if metrics and (means := (final.get("means") or {}).get(split)):
             rows.append(["(means)", "-", split, *[number(means.get(name)) for name in METRICS], "-", "-", "-"])
-    return plain_table(columns, rows)
+    return plain_table(columns, rows) + _auc_note(final.get("valid"), final.get("test"))
 
 
 def number(value: object, digits: int = 4) -> str:
@@ -104,6 +102,12 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _auc_note(*splits: Mapping[str, Any] | None) -> str:
+    # The bound is present only if there were too many rows for an exact AUC.
+    bound = max((metrics or {}).get("auc_error_bound", 0.0) for metrics in splits)
+    return f"\n\nAUC is estimated from a histogram of the scores, within {bound:.1g}." if bound else ""
 
 
 def _plain(cell: str) -> str:

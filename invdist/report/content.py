@@ -156,7 +156,7 @@ def _annotations(history: History) -> list[Figure]:
     bins = "Share of truly positive pairs against the annotation; larger marks hold more pairs."
     w1, w0 = (draw.annotation_histograms(history, name) for name in ("w1", "w0"))
     return [
-        Figure("w1", "w1: how positive unlabeled pairs are taken to be", w1, "First epoch and last."),
+        Figure("w1", "w1: how positive unlabeled pairs are rated", w1, "First epoch and last."),
         Figure("w0", "w0: how negative", w0, "First epoch and last."),
         Figure("annotation-auc", "Annotation AUC", draw.annotation_auc(history), ranks),
         Figure("reliability", "Reliability", draw.reliability(history), bins),

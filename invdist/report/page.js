@@ -25,13 +25,13 @@
 
   function draw(plot) {
     const figure = figures[plot.id];
-    // A finger that drags over a figure wants to scroll the page, not to zoom.
+    // On a touch screen, dragging over a figure scrolls the page instead of zooming.
     figure.layout.dragmode = touch.matches ? false : "zoom";
     const options = {
       responsive: true,
       displaylogo: false,
       displayModeBar: touch.matches ? false : "hover",
-      // Named one by one: the default set has a button that would send the figure to a server.
+      // Listed one by one, because the default set has a button that sends the figure to a server.
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
     };
     return Plotly.newPlot(plot, figure.data, figure.layout, options).then(() => Plotly.relayout(plot, colors()));

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from invdist.data.dataset import Dataset
-from invdist.data.prepare.options import build_options
+from invdist.data.prepare.options import KINDS, build_options
 from invdist.data.prepare.pipeline import RULES, prepare_log
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import absolute
@@ -55,6 +55,8 @@ def _identity(recipe: Recipe, inputs: list[Path], table: str) -> str:
 
 
 def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:
+    if recipe.kind not in KINDS:
+        raise UserError(f"table {table}: {recipe.kind!r} is not a kind of log; expected {', '.join(KINDS)}")
     mapping = dict(recipe.options)
     for name in _FILES:
         if name in mapping:

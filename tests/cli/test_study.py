@@ -43,7 +43,7 @@ def test_a_study_from_the_spec_to_the_table(tmp_path: Path, ray_cluster: Private
     assert all(f"| {name} | " in text for name in ("none", "ig", "srns", "means"))
     assert "paired t-test over 2 seeds" in text
 
-    # The trial that failed is told of, and its strategy goes on with the other setting.
+    # The failed trial is listed, and its strategy continues with the other setting.
     left_out, failed = text.split("Settings that were left out")[1].split("Trials that failed")
     assert "srns.memory: 1 candidates of a user cannot give unlabeled.rate=4" in left_out
     assert any("srns-gmf seed" in line and "failed: " in line for line in lines)
@@ -103,7 +103,7 @@ def test_a_killed_study_continues_without_repeating_what_is_done(tmp_path: Path,
 
 @pytest.mark.slow
 def test_trials_over_two_ranks_give_the_table_of_one(tmp_path: Path, ray_cluster: PrivateRay):
-    """A run is the same at any number of workers, so a study over ranks can be held against one without."""
+    """A run is the same at any number of workers, so a study over ranks can be compared with one without."""
     found = {}
     for ranks in (1, 2):
         ray = {"workers": ranks, "device": "cpu"}
@@ -118,7 +118,7 @@ def test_trials_over_two_ranks_give_the_table_of_one(tmp_path: Path, ray_cluster
         assert [row["role"] for row in rows] == ["tuning", "tuning", "seed", "seed"]
         starts = [History.read(study.path / row["run"]).start for row in rows]
         assert [start["world_size"] for start in starts] == [ranks, ranks, ranks, 1]
-        # The second setting hardly moves: held against the first, ASHA ends it, whichever process its ranks are in.
+        # The second setting hardly moves: ASHA compares it with the first and ends it, wherever its ranks run.
         assert [row["status"] for row in rows] == ["finished", "stopped early", "finished", "finished"]
         assert rows[1]["epochs"] < 12
         # How far the second got before it was told is a matter of time; all else is not.

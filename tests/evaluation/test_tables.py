@@ -42,6 +42,16 @@ def test_metrics_of_a_split_name_what_people_know_and_no_internals() -> None:
     assert not any("BOUND" in line for line in estimated)
 
 
+def test_an_estimated_auc_is_a_note_and_no_internal_name() -> None:
+    exact, estimated = metrics(0.8, 12_000), {**metrics(0.7, 12_000), "auc_error_bound": 7.6e-6}
+    shown = final_table([{"event": "final", "valid": exact, "test": {**exact, "auc_error_bound": 0.0}}])
+    assert "estimated" not in shown
+    for splits in ({"valid": exact, "test": estimated}, {"valid": estimated, "test": exact}, {"valid": estimated}):
+        shown = final_table([{"event": "final", **splits}])
+        assert shown.splitlines()[-1] == "AUC is estimated from a histogram of the scores, within 8e-06."
+        assert "bound" not in shown.lower()
+
+
 def test_durations_are_rounded_to_what_people_say() -> None:
     shown = [duration(seconds) for seconds in (3.21, 59.96, 245, 7800)]
     assert shown == ["3.2 s", "1 min 00 s", "4 min 05 s", "2 h 10 min"]

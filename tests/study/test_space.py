@@ -167,7 +167,7 @@ def _space(choices: dict) -> dict:
         ({"tables": [{"name": "a", "data": {}}]}, "either a path or"),
         ({"tables": [{"name": "a/b", "data": {"path": "x"}}]}, "without slashes"),
         ({"tables": [{"name": "a", "data": {"path": "no-such-folder"}}]}, "no-such-folder"),
-        ({"tables": [{"name": "a", "data": {"prepare": {"kind": "ml-2m"}}}]}, "not a kind of log"),
+        ({"tables": [{"name": "a", "data": {"prepare": {"kind": "ml-2m"}}}]}, "table a: 'ml-2m' is not a kind of log"),
         ({"tables": [{"name": "a", "data": {"prepare": {"kind": "ml-1m", "input": ["nowhere.zip"]}}}]}, "nowhere.zip"),
         ({"tables": [{"name": "a", "data": {"prepare": {"kind": "synthetic", "options": {"prest": 1}}}}]}, "prest"),
     ],
