@@ -10,6 +10,11 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 
+def reads_are_free(device: torch.device) -> bool:
+    """Whether the host reads values without waiting for a device. Where not, steps take the way without reads."""
+    return device.type == "cpu"
+
+
 def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
     """`table[rows]`: `[n, width]`.
 
@@ -54,7 +59,7 @@ class UniqueRows:
     @classmethod
     def of(cls, occurrences: Tensor, exact: bool | None = None) -> UniqueRows:
         """Sorts the rows once; sums over occurrences are then sums over segments. `exact`: the default on a CPU."""
-        exact = occurrences.device.type == "cpu" if exact is None else exact
+        exact = reads_are_free(occurrences.device) if exact is None else exact
         rows, order = torch.sort(occurrences, stable=True)
         if len(rows) == 0:
             return cls(rows, order, order)

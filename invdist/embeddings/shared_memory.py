@@ -51,6 +51,7 @@ class SharedMemoryComm(Comm):
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, torch.device("cpu"))
         self._timeout_s, self._number = timeout_s, 0
+        self._cores = len(os.sched_getaffinity(0))
         self._line = 3 + self.size + 1
         self._board = _Buffer.new((_LINES * (self._line + 1) + 1) * 8)
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -180,7 +181,7 @@ class SharedMemoryComm(Comm):
 
         A wake-up may be missed: the other rank may see the flag before it is set. So the sleep is short.
         """
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if self.size <= self._cores else 1):
             if ready():
                 return
         started = checked = time.monotonic()

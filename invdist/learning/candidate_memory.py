@@ -55,7 +55,7 @@ class CandidateMemory:
         """The `count` candidates of each user with the largest `score + variance_weight * deviation`: `[m, count]`.
 
         The score is that of the last refresh, the deviation that of all scores remembered. Where a user has fewer
-        candidates they are gone through again.
+        candidates they are repeated.
         """
         past, item = self.past[user - self.first], self.items(user)
         value = past[:, :, 0] + variance_weight * _deviation(past)
@@ -73,7 +73,7 @@ def _deviation(past: Tensor) -> Tensor:
 
 
 def _repeated(item: Tensor) -> Tensor:
-    """Which entries of each row stand further left already."""
+    """Which entries of each row are repetitions of an entry further left."""
     ordered, order = item.sort(dim=1, stable=True)
     again = torch.zeros_like(ordered, dtype=torch.bool)
     again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]

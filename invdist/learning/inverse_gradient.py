@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange
 from invdist.embeddings.store import moved
 from invdist.learning.losses import inverse_dual_loss, log_loss
@@ -120,7 +121,7 @@ class InverseGradient:
 
         On the CPU a run that diverges stops here, before anything is committed. On a GPU `Record.read` finds it.
         """
-        if figures.device.type == "cpu":
+        if row_moves.reads_are_free(figures.device):
             details = self._details(figures.numpy())
             self._chosen = torch.tensor(self.candidates.index(details["direction"]), dtype=torch.float64)
             return details["direction"], details

@@ -43,7 +43,7 @@ def inverse_dual_loss(logit: Tensor) -> tuple[Tensor, Annotation]:
     With `l` the smaller of the two losses, the larger is `l + |s|`, and the weights sum to 1: what remains is
     `l + w*|s|` with the weight w of the larger, whose gradient keeps its digits at any logit.
 
-    Near a logit of 0 the gradients of its two separable cancel, and the `sign` rule magnifies what is left, rounding
+    Near a logit of 0 the gradients of its two parts cancel, and the `sign` rule magnifies what is left, rounding
     included. Double precision of one number per pair costs nothing and keeps the direction right.
     """
     s = logit.double()

@@ -129,14 +129,14 @@ class Strategy(ABC):
 
     @classmethod
     def frozen(cls, options: Any, users: int, state: Mapping[str, Tensor]) -> FrozenModel | None:
-        """What `score` computes, as a model that stands alone; None: the trained rows and backbone as they are.
+        """What `score` computes, as a model without ranks or optimizers; None: the trained rows and backbone.
 
         `options` is its Config, `state` what `state()` gave. A strategy that overrides `score` overrides this too, and
         so can be exported, annotated and recommended with.
         """
         if cls.score is not Strategy.score:
             raise UserError(
-                f"{cls.__name__} scores in a way of its own and does not say how without training: "
+                f"{cls.__name__} overrides `score` but not `frozen`, so its runs cannot be exported: "
                 "its class needs `frozen` beside `score`"
             )
         return None

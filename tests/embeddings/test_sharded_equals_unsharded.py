@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from invdist.config.registry import STRATEGIES
+from invdist.embeddings import row_moves
+from invdist.embeddings.comm import Comm
 from invdist.embeddings.exchange import Pairs
+from invdist.embeddings.shared_memory import connect
 from invdist.learning.strategy import Setting
 from invdist.models.build import build_recommender
 from tests.distributed import run_ranks
@@ -32,12 +35,18 @@ STEPS, SEED = 8, 3
 SCORED = Pairs(torch.tensor([3, 3, 0, USERS - 1, 3, 0, 1]), torch.tensor([5, 2, 5, 5, ITEMS - 1, 0, 5]))
 
 
-def _train(rank: int, ranks: int) -> list[tuple]:
-    """First and last weights of every combination, all in one start of the ranks."""
+def _train(rank: int, ranks: int, as_on_gpu: bool) -> list[tuple]:
+    """First and last weights of every combination, all in one start of the ranks.
+
+    `as_on_gpu`: through gloo and without reading a value on the way; else by shared memory, with exact sizes.
+    """
+    if as_on_gpu:
+        row_moves.reads_are_free = lambda device: False
+    comm = Comm() if as_on_gpu else connect()
     results = []
     for model, optimizer, sharding in COMBINATIONS:
         recommender = build_recommender(
-            small_spec(model=model, optimizer=optimizer, sharding=sharding), torch.device("cpu")
+            small_spec(model=model, optimizer=optimizer, sharding=sharding), torch.device("cpu"), comm
         )
         options = STRATEGIES.get("none").Config()
         strategy = STRATEGIES.get("none")(Setting(options, 0, 0.01, USERS, ITEMS), recommender)
@@ -54,9 +63,9 @@ def _train(rank: int, ranks: int) -> list[tuple]:
     return results
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_sharded_equals_unsharded(ranks: int) -> None:
-    by_rank = run_ranks(_train, ranks)
+@pytest.mark.parametrize(("ranks", "as_on_gpu"), [(1, False), (2, False), (4, False), (1, True), (2, True)])
+def test_sharded_equals_unsharded(ranks: int, as_on_gpu: bool) -> None:
+    by_rank = run_ranks(_train, ranks, as_on_gpu)
     first_of: dict[str, dict] = {}
     wrong = []
     for number, (model, optimizer, sharding) in enumerate(COMBINATIONS):

@@ -10,7 +10,7 @@ from invdist.learning.strategy import TRAINING_LABELED, Batch, Phase, Record, Se
 
 @STRATEGIES.register("none")
 class LogLoss(Strategy):
-    """Plain supervised training: what every other strategy is held against."""
+    """Plain supervised training: the baseline of every other strategy."""
 
     @classmethod
     def phases(cls, setting: Setting) -> tuple[Phase, ...]:

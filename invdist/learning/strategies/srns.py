@@ -102,15 +102,15 @@ class RobustNegativeSampling(NegativeSampling):
     def _from_owners(self, asked: _Asked, fresh_logit: Tensor) -> Tensor:
         """The negatives of each asked user `[m, rate]`, from the rank that keeps its memory.
 
-        Users are in ascending order, so those of one owner stand together and owners follow each other.
+        Users are in ascending order, so those of one owner are contiguous, in order of owner.
         """
         comm = self.model.comm
         sent = torch.bincount(asked.user // self._block, minlength=comm.size)
         received = comm.all_to_all(sent, [1] * comm.size, [1] * comm.size).wait()
         sizes = sent.tolist(), received.tolist()
         # Ids and float32 scores are exact in float64, and so travel together.
-        letter = torch.cat([asked.user.unsqueeze(1), asked.fresh, fresh_logit.double()], 1)
-        arrived = comm.all_to_all(letter, *sizes).wait()
+        payload = torch.cat([asked.user.unsqueeze(1), asked.fresh, fresh_logit.double()], 1)
+        arrived = comm.all_to_all(payload, *sizes).wait()
         answer = self._refresh(arrived)
         return comm.all_to_all(answer, *reversed(sizes)).wait()
 

@@ -54,13 +54,13 @@ class NeuMF(Backbone):
         return self._after(user[..., tower] + item[..., tower], user, item)
 
     def _half(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Rows whose columns of the tower have gone through their half of the first layer."""
+        """Rows with the columns of the tower replaced by their half of the first layer."""
         k = self.dim
         first = linear(self.dropout(rows[..., k : 5 * k]), weight, bias)
         return torch.cat([rows[..., :k], first, rows[..., 5 * k :]], dim=-1)
 
     def _after(self, first: Tensor, user: Tensor, item: Tensor) -> Tensor:
-        """Logits from the outcome of the first layer, before its ReLU; of the rows, the columns beside the tower's."""
+        """Logits from the output of the first layer before its ReLU, and the columns of the rows outside the tower."""
         k = self.dim
         x = torch.relu(first)
         for layer in self.tower[1:]:
