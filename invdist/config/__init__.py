@@ -1,4 +1,4 @@
-"""Settings: what a run can be told (`schema`), how that is read (`loading`), and the types of fields (`fields`)."""
+"""Settings: the keys of a run (`schema`), how they are read (`loading`), and the types of fields (`fields`)."""
 
 from invdist.config.loading import add_arguments, dump, from_mapping, from_text, load
 from invdist.config.schema import Config

@@ -48,7 +48,7 @@ def to_yaml(mapping: Mapping[str, Any]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without aliases (which can blow up small files) and without silently repeated keys."""
+    """Safe YAML without aliases (a small file could expand to gigabytes) and without repeated keys."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

@@ -1,6 +1,6 @@
-"""What a setting can name: strategies (`method:`) and backbones (`model:`), ours and those of installed packages.
+"""The strategies (`method:`) and backbones (`model:`) that settings can name, ours and those of installed packages.
 
-The registries are here, below the code that they list, so that settings can be checked without importing a trainer.
+The registries are in a room below the code that they list: settings are checked without importing a trainer.
 An entry registers itself when its module is imported:
 
     @STRATEGIES.register("mine")

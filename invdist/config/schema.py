@@ -22,28 +22,28 @@ class DataConfig(Section):
     path: str
     """Folder or URI of a data set made by `invdist prepare`."""
     batch_size: Count = 1024
-    """Labeled rows per step, summed over all workers: the run is the same at any number of workers."""
+    """Labeled interactions per step, over all workers: the result is the same at any number of workers."""
     eval_batch_size: Count = 16384
-    """Rows scored at a time by each worker during evaluation: on a CPU, larger ones leave the cache."""
+    """Interactions that each worker scores at once in evaluation; on a CPU, more do not fit the cache."""
     readers: CountOrZero = 1
-    """Ray actors that read shards and sample unlabeled rows; 0 reads inside each worker."""
+    """Ray actors that read shards and sample unlabeled interactions; 0: each worker reads by itself."""
     prefetch: Count = 2
     """Blocks that each worker fetches ahead."""
     window_rows: Count = 262144
-    """Rows that are shuffled together; the memory of a reader grows with it."""
+    """Interactions that are shuffled together; the memory of a reader grows with it."""
 
 
 class UnlabeledConfig(Section):
-    """Where rows without a label come from."""
+    """Where interactions without a label come from."""
 
     source: Literal["exposures", "sampled", "mix"] = "exposures"
-    """`exposures`: shown but unclear rows of the data; `sampled`: random unobserved pairs; `mix`: both."""
+    """`exposures`: shown, but without a clear label; `sampled`: random pairs never observed; `mix`: both."""
     mix: Share = 0.5
     """Share of exposures when the source is `mix`."""
     rate: CountOrZero = 1
-    """Unlabeled rows per labeled row of a step."""
+    """Unlabeled interactions for each labeled one of a step."""
     popularity: NonNegative = 0.0
-    """Sampled items are drawn with a chance ~ count^popularity; 0 is uniform."""
+    """Items are sampled with probability ~ count^popularity; 0 is uniform."""
 
 
 class RowsConfig(Section):
@@ -52,15 +52,15 @@ class RowsConfig(Section):
     dim: Count = 32
     """Embedding size k of GMF, a multiple of 4; NeuMF's tower takes 4k more columns of the same table."""
     sharding: Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"] = "auto"
-    """How tables are cut over workers; `auto` leaves it to TorchRec's planner."""
+    """How tables are sharded over workers; `auto` leaves it to TorchRec's planner."""
     optimizer: Literal["adam", "sgd", "rowwise_adagrad"] = "adam"
-    """Optimizer of embedding rows; it moves only the rows that a step touches."""
+    """Optimizer of embedding rows; it updates only the rows of a step."""
     hbm_gb: Positive = 32.0
     """Memory of one GPU that the planner may fill."""
     ddr_gb: Positive = 128.0
     """Memory of one host that the planner may fill."""
     init_std: Positive = 0.01
-    """Standard deviation of new rows."""
+    """Standard deviation of new embeddings."""
     bias: bool = False
     """One more column per user and item, added to the logit."""
 
@@ -78,12 +78,12 @@ class TowerConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """The gamma optimizer, of rows and dense weights alike."""
+    """The gamma optimizer, of embedding rows and dense weights."""
 
     gamma: Positive = 1e-3
     """Learning rate of the log-loss steps."""
     weight_decay: NonNegative = 0.0
-    """Pull towards zero, of touched rows and dense weights."""
+    """Weight decay of the embedding rows of a step and of dense weights."""
     beta1: BelowOne = 0.9
     """Adam: decay of the first moment."""
     beta2: BelowOne = 0.999
@@ -93,26 +93,26 @@ class OptimizerConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How long, in which precision, and what counts as better."""
+    """How long to train, in which precision, and by which metric."""
 
     epochs: Count = 20
-    """At most this many passes over the labeled rows."""
+    """At most this many passes over the labeled interactions."""
     metric: Literal["auc", "gauc", "gauc_weighted", "ndcg", "mrr"] = "auc"
     """Validation metric that picks the best epoch and stops early."""
     patience: Count = 3
     """Stop after this many epochs without a better metric."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the dense part; rows and their optimizer stay fp32."""
+    """Precision of the dense part; embeddings and their optimizer stay fp32."""
     log_every: Count = 50
     """Steps between progress lines and step events."""
     ndcg_k: Count = 10
-    """Where NDCG is cut."""
+    """NDCG counts the first this many items."""
     test: bool = True
-    """Score the test rows once, at the end; false while settings are still being chosen."""
+    """Score the test split once, at the end; use false while choosing settings."""
 
 
 class CheckpointConfig(Section):
-    """When to save, where, and what to keep."""
+    """When and where to save, and how many checkpoints to keep."""
 
     path: str | None = None
     """Folder or URI (s3://...) that holds checkpoints, in a folder named like the run; null: in the run folder."""
@@ -123,16 +123,16 @@ class CheckpointConfig(Section):
     keep_best: Count = 1
     """Best checkpoints to keep beside them."""
     asynchronous: bool = True
-    """Write in the background; a step waits only for the copy in memory."""
+    """Write in the background; training waits only for a copy in memory."""
 
 
 class RayConfig(Section):
-    """The worker group."""
+    """The Ray workers."""
 
     workers: Count = 2
     """Training processes, one GPU each on CUDA."""
     min_workers: CountOrZero = 0
-    """Go on with as few as this when nodes are lost (the result is the same); 0: never with fewer."""
+    """Continue with this many or more when nodes are lost (the result is the same); 0: never with fewer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA with NCCL where the cluster has a GPU for each worker, else the CPU with gloo."""
     cpus_per_worker: Positive = 1.0
@@ -140,7 +140,7 @@ class RayConfig(Section):
     timeout_s: Positive = 300.0
     """A collective that waits longer than this fails instead of hanging."""
     max_failures: Annotated[int, Ge(-1)] = 3
-    """Restarts of the worker group before the run gives up; -1: as often as it takes."""
+    """Restarts of the worker group before the run gives up; -1: no limit."""
 
 
 class Config(Section):

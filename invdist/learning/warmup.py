@@ -32,8 +32,8 @@ class WarmupOptions(Section):
     """How rows are warmed before the first epoch."""
 
     passes: CountOrZero = 24
-    """How often the labeled rows are gone round, each with its exposures; 0: no warm start. Enough is when every
-    exposure was seen about ten times."""
+    """Passes over the labeled interactions, each with its exposures; 0: no warm start. Choose it so that every exposure
+    is seen about ten times."""
     rate: Annotated[int, Ge(2)] = 8
     """Exposures for each labeled row of a step."""
     gamma: Positive = 0.01

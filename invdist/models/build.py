@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from invdist.config.registry import BACKBONES
+from invdist.config.schema import OptimizerConfig, RowsConfig, TowerConfig
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.row_optimizers import SGD, Adam, RowOptimizer, RowwiseAdagrad
 from invdist.embeddings.shared_memory import connect
@@ -17,29 +16,16 @@ from invdist.models.flat import FlatAdamW
 from invdist.models.recommender import Recommender
 
 
-@dataclass(kw_only=True, slots=True)
-class ModelSpec:
-    """What a model is, how it is stored and how it is stepped."""
+class ModelSpec(RowsConfig, TowerConfig, OptimizerConfig):
+    """What a model is, how it is stored and how it is stepped: three sections of the settings, and the rest of it."""
 
     users: int
     items: int
     model: str = "gmf"
-    dim: int = 32
-    bias: bool = False
-    dropout: float = 0.0
-    init_std: float = 0.01
     seed: int = 0
     sharding: Sharding = "row_wise"
-    optimizer: str = "adam"
-    gamma: float = 1e-3
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
     precision: str = "fp32"
     batch_size: int = 1024
-    hbm_gb: float = 32.0
-    ddr_gb: float = 128.0
 
 
 def build_recommender(spec: ModelSpec, device: torch.device, comm: Comm | None = None) -> Recommender:

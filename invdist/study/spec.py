@@ -1,4 +1,4 @@
-"""What a study is, as its YAML file says: tables of strategies and backbones, the space that is searched, seeds."""
+"""The keys of a study's YAML file: tables of strategies and backbones, the space that is searched, seeds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from invdist.config.registry import BACKBONES, STRATEGIES
 from invdist.runtime.errors import UserError
 
 FLOOR = "means"
-"""The strategy that every table shows, whether asked for or not."""
+"""The strategy that every table has, listed or not."""
 
 Strategy = Annotated[str, OneOf(STRATEGIES.names)]
 Backbone = Annotated[str, OneOf(BACKBONES.names)]
 
 
 class Recipe(Section):
-    """How a raw log becomes the data set of a table: what `invdist prepare` would be given."""
+    """How a raw log becomes the data set of a table: the arguments of `invdist prepare`."""
 
     kind: str
     """A kind of log that `invdist prepare` knows."""
     input: list[str] = []
-    """Files or folders; what is not found as it is, is looked for in the folder that INVDIST_DATA names."""
+    """Files or folders, by their paths or inside the folder that INVDIST_DATA names."""
     options: dict[str, Any] = {}
     """Options of the kind, such as label_fraction."""
 
@@ -37,7 +37,7 @@ class Source(Section):
     path: str | None = None
     """Folder or URI of a prepared data set."""
     prepare: Recipe | None = None
-    """A recipe, prepared into `cache` unless it was before."""
+    """A recipe, prepared into `cache` if it is not there yet."""
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems that concern both fields."""
@@ -54,7 +54,7 @@ class _Scope(Section):
     """Which backbones; null: all."""
 
     def concerns(self, strategy: str, model: str) -> bool:
-        """Whether the block speaks of a strategy on a backbone."""
+        """Whether the block applies to a strategy on a backbone."""
         named = strategy != FLOOR if self.strategies is None else strategy in self.strategies
         return named and (self.models is None or model in self.models)
 
@@ -73,7 +73,7 @@ class Block(_Scope):
 
 
 class Start(_Scope):
-    """A point to try before those drawn at random: it counts as one of the trials."""
+    """A point to try before the random ones; it counts as one of the trials."""
 
     settings: dict[str, Any]
     """Values by dotted key; each must be among the choices, and keys left out take their first choice."""
@@ -83,10 +83,10 @@ class Table(Section):
     """One table of results: a data set, and what differs from the rest of the study."""
 
     name: str
-    """Heads the table, and names its folder."""
+    """Title of the table and name of its folder."""
     data: Source
     base: dict[str, Any] = {}
-    """Training settings laid over those of the study."""
+    """Training settings that replace those of the study."""
     space: list[Block] = []
     """Blocks after those of the study."""
     strategies: list[Strategy] | None = None
@@ -96,7 +96,7 @@ class Table(Section):
     seeds: list[CountOrZero] | None = None
     """Instead of those of the study."""
     published: dict[str, dict[str, list[float]]] = {}
-    """Figures of others to stand beside: by backbone and strategy, [AUC, GAUC, NDCG]."""
+    """Published figures to show beside ours: by backbone and strategy, [AUC, GAUC, NDCG]."""
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems of the name."""
@@ -105,7 +105,7 @@ class Table(Section):
 
 
 class Stopping(Section):
-    """ASHA: trials that lag behind those of the same strategy and backbone are stopped early."""
+    """ASHA: trials that fall behind others of the same strategy and backbone are stopped early."""
 
     grace_epochs: Count = 5
     """No trial is stopped before this many epochs."""
@@ -127,7 +127,7 @@ class Study(Section):
     models: list[Backbone] = ["gmf"]
     """Which backbones."""
     seeds: list[CountOrZero] = [0, 1, 2, 3, 4]
-    """The selected setting of each strategy and backbone is trained with each of these seeds, and tested."""
+    """The selected settings of each strategy and backbone are trained and tested with each of these seeds."""
     trials: Count = 8
     """Settings tried for each strategy and backbone: the same tuning budget for all."""
     search: Literal["random", "grid"] = "random"
@@ -144,11 +144,11 @@ class Study(Section):
     """Keep the weights of tuning trials, too; their settings, metrics and events are always kept."""
     stopping: Stopping = Stopping()
     compare: dict[str, list[Any]] = {}
-    """Dotted keys whose values are compared: each is a row of the table of its own, and tuned on its own."""
+    """Dotted keys whose values are compared: each value has its own row in the table and its own tuning."""
     base: dict[str, Any] = {}
     """Training settings of every trial, as in a training config, without data.path."""
     space: list[Block] = []
-    """What is searched; where it leaves one point there is nothing to tune."""
+    """The settings to search; if they leave one point there is nothing to tune."""
     start: list[Start] = []
     """Points to try first, such as the settings of a strategy's authors."""
     tables: list[Table]
@@ -177,7 +177,7 @@ class Study(Section):
             if not values or any(value in values[:place] for place, value in enumerate(values)):
                 yield key, f"{values}: expected at least one, none twice"
         if FLOOR in self.strategies and len(self.strategies) == 1:
-            yield "strategies", f"expected something to hold against {FLOOR}"
+            yield "strategies", f"expected another strategy beside {FLOOR}"
 
     @property
     def path(self) -> Path:
@@ -188,8 +188,8 @@ class Study(Section):
 def load(path: str | Path, overrides: Iterable[str] = (), *, only: list[str] | None = None, data: str | None = None):
     """The checked study of a YAML file.
 
-    `only` keeps the tables of these names. `data` is a prepared data set of one's own: the study's first table is
-    made on it, without published figures.
+    `only` keeps the tables of these names. `data` is the path of another prepared data set: then only the first table
+    is made, on that data set and without published figures.
     """
     study = build(Study, read_yaml(path), overrides, source=str(path))
     if only:

@@ -16,27 +16,15 @@ from invdist.models.recommender import Recommender
 
 def build_model(config: Config, dataset: Dataset, device: torch.device, comm: Comm) -> Recommender:
     """The model of a config, sized for a data set."""
-    rows, optimizer = config.rows, config.optimizer
+    sections = (config.rows, config.tower, config.optimizer)
     spec = ModelSpec(
         users=dataset.users,
         items=dataset.items,
         model=config.model,
-        dim=rows.dim,
-        bias=rows.bias,
-        dropout=config.tower.dropout,
-        init_std=rows.init_std,
         seed=config.seed,
-        sharding=rows.sharding,
-        optimizer=rows.optimizer,
-        gamma=optimizer.gamma,
-        weight_decay=optimizer.weight_decay,
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        eps=optimizer.eps,
         precision=config.training.precision,
         batch_size=config.data.batch_size,
-        hbm_gb=rows.hbm_gb,
-        ddr_gb=rows.ddr_gb,
+        **{name: value for section in sections for name, value in section},
     )
     return build_recommender(spec, device, comm)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class Run:
     rate: int = 1
     per_row: int = 0
     """Unlabeled rows per labeled row that the phase must ask for."""
-    optimizer: str = "adam"
+    optimizer: Literal["adam", "sgd", "rowwise_adagrad"] = "adam"
     start: int = 0
     stop: int | None = None
     weights: Arrays | None = None

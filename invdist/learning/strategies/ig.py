@@ -30,13 +30,13 @@ class InverseGradientStrategy(Strategy):
         candidates: list[float] = [-1.0, 0.0, 1.0]
         """Multipliers of the update that are tried: -1 direct, 0 pass, 1 inverse; more make a line search."""
         phase2_passes: Count = 1
-        """How often phase 2 goes round the training-test rows in one epoch."""
+        """Passes of phase 2 over the training-test interactions in one epoch."""
         turns: Count = 1
         """How often an epoch changes from phase 1 to phase 2 (the paper: once). With more, training-test rows are
         spread among the others, and an epoch does not end with a long run of them."""
 
         def check(self) -> Iterator[tuple[str, str]]:
-            """Problems that no single type can tell, as (field, what is wrong)."""
+            """Problems of the list of candidates, as (field, what is wrong)."""
             if 0.0 not in self.candidates or len(self.candidates) < 2:
                 yield "candidates", "expected 0 (pass) and at least one other multiplier, such as [-1, 0, 1]"
             if len(set(self.candidates)) != len(self.candidates):

@@ -52,13 +52,13 @@ class RobustNegativeSampling(NegativeSampling):
         memory: Count = 16
         """Candidate items kept for each user (S1 of the paper); at least unlabeled.rate."""
         fresh: Count = 16
-        """Random candidates that a user's memory meets when it is refreshed (S2)."""
+        """Random candidates that are compared with a user's memory when it is refreshed (S2)."""
         history: Annotated[int, Ge(2)] = 5
         """Past scores kept for each candidate."""
         temperature: Positive = 1.0
-        """Candidates stay in memory with a chance ~ exp(score / temperature)."""
+        """Candidates stay in memory with probability ~ exp(score / temperature)."""
         variance_weight: NonNegative = 1.0
-        """Weight of the standard deviation of past scores beside the score, in the end."""
+        """Final weight of the standard deviation of past scores, relative to the score."""
         ramp_steps: Count = 10_000
         """Steps over which that weight grows linearly from 0."""
 
