@@ -6,8 +6,8 @@ row, so that it is sharded, saved and loaded like the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,14 @@ from torch.optim.adamw import adamw
 from invdist.embeddings.row_moves import gather_rows, store_rows
 
 _BLOCK_ROWS, _BLOCK_VALUES = 1024, 65536  # a block has at least so many rows, and more if they are narrow
+
+
+class ColumnGroup(NamedTuple):
+    """The first `columns` columns of a row, or those after the group before, with a step size of their own."""
+
+    columns: int
+    gamma: float
+    eps: float
 
 
 class RowOptimizer(Protocol):
@@ -50,10 +58,18 @@ class Adam(_Base):
     """
 
     def __init__(
-        self, local_rows: Tensor, *, gamma: float, weight_decay: float, beta1: float, beta2: float, eps: float
+        self,
+        local_rows: Tensor,
+        *,
+        gamma: float,
+        weight_decay: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        groups: Sequence[ColumnGroup] = (),
     ) -> None:
         super().__init__(local_rows, gamma=gamma, weight_decay=weight_decay, eps=eps)
-        self.betas = (beta1, beta2)
+        self.betas, self.groups = (beta1, beta2), groups
         self.state = {"m": torch.zeros_like(local_rows), "v": torch.zeros_like(local_rows)}
 
     def update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
@@ -66,28 +82,37 @@ class Adam(_Base):
             self._update(local_rows, some, of_some)
 
     def _update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
-        beta1, beta2 = self.betas
         tables = (local_rows, self.state["m"], self.state["v"])
-        values, m, v = moved = [gather_rows(table, rows) for table in tables]
-        # The same kernel as that of the dense parameters: one pass over what was gathered.
+        gathered = [gather_rows(table, rows) for table in tables]
+        if not self.groups:
+            self._adamw(*gathered, gradient, self.gamma, self.eps)
+        else:
+            sizes = [group.columns for group in self.groups]
+            parts = [[part.contiguous() for part in value.split(sizes, 1)] for value in (*gathered, gradient)]
+            for group, *part in zip(self.groups, *parts, strict=True):
+                self._adamw(*part, group.gamma, group.eps)
+            gathered = [torch.cat(part, 1) for part in parts[:3]]
+        for table, value in zip(tables, gathered, strict=True):
+            store_rows(table, rows, value)
+
+    def _adamw(self, values: Tensor, m: Tensor, v: Tensor, gradient: Tensor, gamma: float, eps: float) -> None:
+        """The same kernel as that of the dense parameters: one pass over what was gathered."""
         adamw(
             [values],
             [gradient],
             [m],
             [v],
             [],
-            [torch.full((), self.steps - 1.0, device=local_rows.device)],  # counted up inside
+            [torch.full((), self.steps - 1.0, device=values.device)],  # counted up inside
             fused=True,
             amsgrad=False,
             maximize=False,
-            lr=self.gamma,
-            beta1=beta1,
-            beta2=beta2,
-            eps=self.eps,
+            lr=gamma,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=eps,
             weight_decay=self.weight_decay,
         )
-        for table, value in zip(tables, moved, strict=True):
-            store_rows(table, rows, value)
 
 
 class SGD(_Base):
@@ -125,3 +150,14 @@ class RowwiseAdagrad(_Base):
         total = self.state["sum"].index_select(0, rows).add_(squares / self.columns)
         self.state["sum"].index_copy_(0, rows, total)
         self._descend(local_rows, rows, gradient / total.sqrt_().add_(self.eps).unsqueeze(1))
+
+
+class NoOptimizer:
+    """For tables that are not trained: no state, no memory, no step."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Tensor] = {}
+        self.steps = 0
+
+    def update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
+        raise AssertionError("these rows are frozen")

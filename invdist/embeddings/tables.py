@@ -60,6 +60,19 @@ class Layout:
         """True when every rank holds every table whole (data parallel)."""
         return "data_parallel" in self.sharding.values()
 
+    def places_rows_like(self, other: Layout) -> bool:
+        """Whether every row has the same owner and the same local row in both, whatever their columns."""
+        places = [
+            {(s.table, s.rank, s.row, s.rows, s.base) for s in layout.shards} if layout.whole_rows else None
+            for layout in (self, other)
+        ]
+        return places[0] is not None and places[0] == places[1]
+
+    @property
+    def whole_rows(self) -> bool:
+        """True when no table is cut into columns."""
+        return all(shard.columns == self.tables[0].columns for shard in self.shards)
+
     def of(self, table: str) -> list[Shard]:
         """The shards of one table in order of column, then row."""
         return sorted((s for s in self.shards if s.table == table), key=lambda s: (s.column, s.row, s.rank))

@@ -171,9 +171,11 @@ class Strategy(ABC):
         with self.watch("pull"):
             rows = self.model.pull(exchange)[0]
         with self.watch("step"):
-            losses = loss(self.model.logits(rows, exchange.routes[0]))
+            route = exchange.routes[0]
+            losses = loss(self.model.logits(rows, route))
+            penalty = self.model.penalty(rows, route, route.pairs if count is None else count)
             count = len(losses) if count is None else count
-            gradient, mean = self.model.gradient(losses.sum(), count, rows, exchange.routes[0])
+            gradient, mean = self.model.gradient(losses.sum(), count, rows, route, penalty)
             self.model.step(gradient)
         return Record(mean)
 

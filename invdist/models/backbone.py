@@ -16,10 +16,16 @@ class Backbone(nn.Module):
 
     columns: int
     """Columns that one row must have."""
+    frozen_columns = 0
+    """Columns after those that are not trained: see `invdist.models.exposure_head`."""
     separable = False
     """Whether part of the computation concerns the user alone or the item alone. Then
     `combine(user_part(user), item_part(item))` equals `self(user, item)`, and code that scores many pairs of the same
     rows computes each part once."""
+
+    def penalty(self, user: Tensor, item: Tensor) -> Tensor | None:
+        """What is added to the loss of each labeled pair to keep its rows small: `[n]`; None: nothing."""
+        return None
 
     def user_part(self, rows: Tensor) -> Tensor:
         """The user's own part, prepared: rows of any width."""

@@ -37,8 +37,10 @@ class Recommender:
         dense_optimizer: torch.optim.Optimizer,
         *,
         precision: str = "fp32",
+        vectors: EmbeddingStore | None = None,
     ) -> None:
-        self.rows, self.backbone, self.dense_optimizer = rows, backbone, dense_optimizer
+        self.rows, self.backbone, self.dense_optimizer, self.vectors = rows, backbone, dense_optimizer, vectors
+        assert vectors is None or vectors.layout.places_rows_like(rows.layout), "one route serves both"
         self.comm = rows.comm
         self.device = rows.local_rows.device
         self._dense = list(backbone.parameters())
@@ -51,26 +53,43 @@ class Recommender:
 
     def pull(self, exchange: Exchange) -> list[Tensor]:
         """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`."""
-        return [rows.requires_grad_() for rows in self.rows.pull(exchange)]
+        return [rows.requires_grad_() for rows in self._pull(exchange)]
+
+    def _pull(self, exchange: Exchange) -> list[Tensor]:
+        pulled = self.rows.pull(exchange)
+        if self.vectors is not None:
+            for route, features in zip(exchange.routes, self.vectors.pull(exchange), strict=True):
+                route.features = features
+        return pulled
 
     def logits(self, rows: Tensor, route: Route, *, exact: bool = False) -> Tensor:
         """One float32 logit per pair of a group, from its rows `[2n, columns]` and its route.
 
-        The route carries what is known of the pairs beside their rows (`Route.features`); no backbone reads it yet.
+        The route carries the frozen columns of the same rows (`Route.features`), if the model has any.
         `exact`: computed in float32 also where training is in bf16.
         """
-        del route
-        user, item = rows.chunk(2)
+        user, item = _whole_rows(rows, route).chunk(2)
         with contextlib.nullcontext() if exact else self._autocast():
             return self.backbone(user, item).float()
 
-    def gradient(self, loss_sum: Tensor, count: float, rows: Tensor, route: Route) -> tuple[Update, Tensor]:
-        """The gradient of a mean over all ranks, at the owners of the rows, and that mean.
+    def penalty(self, rows: Tensor, route: Route, pairs: int) -> Tensor | None:
+        """The sum of the backbone's penalty over the first `pairs` pairs of a group; None if it has none."""
+        if type(self.backbone).penalty is Backbone.penalty:
+            return None
+        user, item = (side[:pairs] for side in _whole_rows(rows, route).chunk(2))
+        penalty = self.backbone.penalty(user, item)
+        return None if penalty is None else penalty.sum()
+
+    def gradient(
+        self, loss_sum: Tensor, count: float, rows: Tensor, route: Route, penalty: Tensor | None = None
+    ) -> tuple[Update, Tensor]:
+        """The gradient of a mean over all ranks (and of a `penalty`), at the owners of the rows, and that mean.
 
         The mean is the sum over ranks of `loss_sum` divided by the sum of `count`, so ranks may have different numbers
         of pairs, or none.
         """
-        row_gradient, *dense_gradient = torch.autograd.grad(loss_sum, [rows, *self._dense])
+        total = loss_sum if penalty is None else loss_sum + penalty
+        row_gradient, *dense_gradient = torch.autograd.grad(total, [rows, *self._dense])
         totals = torch.stack([loss_sum.detach(), torch.full_like(loss_sum, count)]).float()
         reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), totals]))
         arriving = self.rows.push(route, row_gradient)
@@ -123,12 +142,12 @@ class Recommender:
     @torch.no_grad()
     def score_fetched(self, exchange: Exchange, pairs: Pairs) -> Tensor:
         """Logits of pairs from the exchange of their `ids_to_fetch`, without dropout or gradient."""
-        rows = self.rows.pull(exchange)[0]
+        rows, route = self._pull(exchange)[0], exchange.routes[0]
         with self.evaluating():
             if not self.backbone.separable:
-                return self.logits(rows, exchange.routes[0])
+                return self.logits(rows, route)
             ids, places = _distinct(pairs)
-            user, item = rows.split([len(ids.user), len(ids.item)])
+            user, item = _whole_rows(rows, route).split([len(ids.user), len(ids.item)])
             with self._autocast():
                 user, item = self.backbone.user_part(user), self.backbone.item_part(item)
                 user, item = user.index_select(0, places.user), item.index_select(0, places.item)
@@ -155,6 +174,11 @@ class Recommender:
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
+
+
+def _whole_rows(rows: Tensor, route: Route) -> Tensor:
+    """Trained columns, then the frozen ones of the same rows."""
+    return rows if route.features is None else torch.cat([rows, route.features], 1)
 
 
 def _distinct(pairs: Pairs) -> tuple[Pairs, Pairs]:

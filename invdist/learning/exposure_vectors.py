@@ -1,0 +1,152 @@
+"""Vectors of users and items from exposures alone: who was shown what tells who and what are alike. No label is read.
+
+The vectors are the leading singular vectors of the normalised exposure matrix
+
+    A[u, i] = 1 / sqrt((shown(u) + 5) * (shown(i) + 5))    for every exposure (u, i), else 0
+
+scaled by the singular values and brought to length one. They are found by subspace iteration: a block of random item
+vectors Q is multiplied by A and its transpose in turn, and made orthonormal after each product. A product is a sum over
+exposures, so each exposure costs one row pulled and one row pushed through the same exchange as a training step:
+
+    to users    Y[u] = sum of A[u, i] * Q[i]        pull the rows of items, push them to the owners of users
+    to items    Q[i] = sum of A[u, i] * Y[u]        the other way round
+
+There is no learning rate, the order of exposures has no effect, and any number of ranks gives the same vectors up to
+rounding. Columns of a row: `dim + _EXTRA` of the iterated block, then the number of exposures, the number of labels
+(how many, not which), and padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from invdist.embeddings.exchange import Exchange, Pairs
+from invdist.embeddings.store import EmbeddingStore
+
+Table = Literal["user", "item"]
+Batch = tuple[np.ndarray, np.ndarray]
+"""Users and items of exposures."""
+PADDING = 4
+"""Columns after the block: exposures, labels, and two unused, since FBGEMM needs a multiple of 4."""
+_EXTRA = 16
+"""Columns beyond `dim` during the iteration: the leading ones then converge in a few products."""
+_SMOOTHING = 5.0
+_BLOCK_ROWS = 1 << 16
+
+
+def iteration_columns(dim: int) -> int:
+    """Columns of the tables that `SubspaceIteration` works in."""
+    return dim + _EXTRA + PADDING
+
+
+class SubspaceIteration:
+    """The iteration on one rank, in step with the others. `store` has row-wise tables of `iteration_columns(dim)`."""
+
+    def __init__(self, store: EmbeddingStore, dim: int) -> None:
+        self.store, self.dim = store, dim
+        self._width = dim + _EXTRA
+
+    @torch.no_grad()
+    def start(self, exposures: Iterable[Batch], labeled: Iterable[Batch], seed: int) -> None:
+        """Draws the first block, and counts the exposures and the labeled pairs of every user and item."""
+        self.store.init(seed, 1.0)
+        for table in ("user", "item"):
+            self._local(table)[:, self._width :] = 0.0
+        for column, batches in enumerate((exposures, labeled), self._width):
+            for user, item, count in self._exchanges(batches):
+                ones = self.store.local_rows.new_zeros((count, self.store.columns))
+                ones[:, column] = 1.0
+                for exchange in (user, item):
+                    self.store.add(self.store.push(exchange.finish().routes[0], ones)(), 1.0)
+        self._orthonormalise("item")
+
+    @torch.no_grad()
+    def product(self, target: Table, batches: Iterable[Batch], *, last: bool = False) -> None:
+        """Replaces the block of `target` by the product of A with the block of the other table.
+
+        The result is made orthonormal, except for the `last` product.
+        """
+        source: Table = "item" if target == "user" else "user"
+        self._block(source).mul_(self._weight(source))
+        self._block(target).zero_()
+        for user, item, _ in self._exchanges(batches):
+            pulled, pushed = (item, user) if target == "user" else (user, item)
+            rows = self.store.pull(pulled)[0]
+            rows[:, self._width :] = 0.0
+            self.store.add(self.store.push(pushed.finish().routes[0], rows)(), 1.0)
+        self._block(source).div_(self._weight(source))
+        self._block(target).mul_(self._weight(target))
+        if not last:
+            self._orthonormalise(target)
+
+    @torch.no_grad()
+    def vectors(self, table: Table) -> Tensor:
+        """After a last product to users, this rank's rows of a table: `[rows, dim + 4]`.
+
+        Columns are a vector of length one (zero without exposures), `log(1 + exposures)`, the number of labels.
+        """
+        square, rotation = torch.linalg.eigh(self._gram("user"))
+        square, rotation = square.flip(0)[: self.dim], rotation.flip(1)[:, : self.dim]
+        # Eigenvectors are unique up to their sign: the largest entry is positive.
+        rotation = rotation * rotation.gather(0, rotation.abs().argmax(0, keepdim=True)).sign()
+        if table == "item":  # users already carry the singular values
+            rotation = rotation * square.clamp(min=0).sqrt()
+        local = self._local(table)
+        found = local.new_zeros((len(local), self.dim + PADDING))
+        for part, values in zip(found.split(_BLOCK_ROWS), local.split(_BLOCK_ROWS), strict=True):
+            rows = values[:, : self._width] @ rotation.to(values.dtype)
+            part[:, : self.dim] = torch.nn.functional.normalize(rows, dim=1) * (values[:, self._width, None] > 0)
+            part[:, self.dim] = torch.log1p(values[:, self._width])
+            part[:, self.dim + 1] = values[:, self._width + 1]
+        return found
+
+    def _local(self, table: str) -> Tensor:
+        """This rank's rows of a table."""
+        shards = [s for s in self.store.layout.on(self.store.comm.rank) if s.table == table]
+        assert len(shards) <= 1, "row-wise tables"
+        first = shards[0].base if shards else 0
+        return self.store.local_rows[first : first + (shards[0].rows if shards else 0)]
+
+    def _block(self, table: str) -> Tensor:
+        return self._local(table)[:, : self._width]
+
+    def _weight(self, table: str) -> Tensor:
+        return (self._local(table)[:, self._width, None] + _SMOOTHING).rsqrt()
+
+    def _gram(self, table: str) -> Tensor:
+        """The inner products of the block's columns over the rows of all ranks, float64 `[width, width]`."""
+        block = self._block(table)
+        total = torch.zeros((self._width, self._width), dtype=torch.float64, device=block.device)
+        for part in block.split(_BLOCK_ROWS):
+            total += (wide := part.double()).T @ wide
+        return self.store.comm.all_reduce(total).wait()
+
+    def _orthonormalise(self, table: str) -> None:
+        """Cholesky QR: the block times the inverse of its Gram matrix's Cholesky factor."""
+        gram = self._gram(table)
+        # A table with fewer rows than columns has a singular Gram matrix; the jitter keeps the factor finite.
+        jitter = torch.eye(len(gram), dtype=gram.dtype, device=gram.device) * (gram.trace() * 1e-10 + 1e-30)
+        factor = torch.linalg.cholesky(gram + jitter)
+        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(gram)).to(gram), upper=False).T.float()
+        for part in self._block(table).split(_BLOCK_ROWS):
+            part.copy_(part @ inverse)
+
+    def _exchanges(self, batches: Iterable[Batch]) -> Iterator[tuple[Exchange, Exchange, int]]:
+        """The exchanges of each batch's users and of its items, and its size; begun one batch ahead of their use."""
+        device = self.store.local_rows.device
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        following: tuple[Exchange, Exchange, int] | None = None
+        for batch in batches:
+            current = following
+            user, item = (torch.from_numpy(ids).to(device) for ids in batch)
+            exchanges = (self.store.exchange([Pairs(user, nothing)]), self.store.exchange([Pairs(nothing, item)]))
+            following = (*exchanges, len(user))
+            if current is not None:
+                yield current
+        if following is not None:
+            yield following
