@@ -192,7 +192,10 @@ def test_reweighting_by_closed_form() -> None:
             captured["logits"] = torch.tensor([math.log(4.0), math.log(2 / 3)], requires_grad=True)
             return captured["logits"]
 
-        def gradient(self, loss_sum, count, rows, route):
+        def penalty(self, rows, route, pairs):
+            return None
+
+        def gradient(self, loss_sum, count, rows, route, penalty):
             (captured["gradient"],) = torch.autograd.grad(loss_sum / count, captured["logits"])
             return None, loss_sum.detach() / count
 
@@ -203,7 +206,7 @@ def test_reweighting_by_closed_form() -> None:
     setting = Setting(options=options, unlabeled_rate=0, gamma=1, users=1, items=1)
     strategy = STRATEGIES.get("r_ce")(setting, _Model())  # type: ignore[arg-type]
     batch = SimpleNamespace(label=torch.tensor([1.0, 0.0]))
-    record = strategy.step(strategy.phases(setting)[0], batch, SimpleNamespace(routes=[None]))  # type: ignore[arg-type]
+    record = strategy.step(strategy.phases(setting)[0], batch, SimpleNamespace(routes=[SimpleNamespace(pairs=2)]))  # type: ignore[arg-type]
     expected = (-(0.8**0.2) * math.log(0.8) - 0.6**0.2 * math.log(0.6)) / 2
     assert float(record.loss) == pytest.approx(expected, rel=1e-6)
     assert captured["gradient"].tolist() == pytest.approx([0.8**0.2 * -0.2 / 2, 0.6**0.2 * 0.4 / 2], rel=1e-5)

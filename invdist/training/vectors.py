@@ -1,0 +1,151 @@
+"""The stage before training: exposure vectors of a data set, learned once and used by every run on it.
+
+They are kept as checkpoints in a folder named by what decides them: the data set's fingerprint and the settings of the
+stage. The first run that needs them learns them, saving after every product, so that a killed run loses one product at
+most. Runs that start meanwhile wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from invdist.config.schema import ExposuresConfig
+from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED
+from invdist.data.stream.exposures import EXPOSED, ExposurePairs
+from invdist.embeddings.comm import Comm
+from invdist.embeddings.placement import Table
+from invdist.embeddings.row_optimizers import NoOptimizer
+from invdist.embeddings.store import EmbeddingStore
+from invdist.embeddings.tables import shard_tables
+from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, iteration_columns
+from invdist.runtime.errors import UserError
+from invdist.runtime.files import exclusive
+from invdist.training.checkpoint import CheckpointInfo, CheckpointStore, Position, restore_tables
+
+_VERSION = 1
+"""Raised when the same settings would give other vectors."""
+_SEED = 0
+_WAIT_S = 1.0
+
+Report = Callable[..., None]
+"""Called with `product`, `products`, `exposures` and `seconds` after each product."""
+
+
+def vectors_folder(exposures: ExposuresConfig, runs: str, dataset: Dataset) -> str:
+    """Where the vectors of a data set are kept for these settings; a local path or a URI."""
+    decided_by = [_VERSION, dataset.fingerprint, exposures.dim, exposures.products]
+    key = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()[:12]
+    root = exposures.path or f"{runs.rstrip('/')}/exposure-vectors"
+    return f"{root}/{dataset.fingerprint}-{exposures.dim}-{key}"
+
+
+def finished_vectors(folder: str, dataset: Dataset) -> CheckpointInfo | None:
+    """The finished vectors in a folder, or None."""
+    last = CheckpointStore(folder, None).latest(valid_only=True)
+    if last is None or not last.extra.get("finished"):
+        return None
+    if last.extra["dataset"] != dataset.fingerprint:
+        raise UserError(f"{last.path}: the exposure vectors are of another data set; remove the folder to learn them again")
+    return last
+
+
+def load_or_learn(
+    exposures: ExposuresConfig,
+    folder: str,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    comm: Comm,
+    place: Callable[[int], Any],
+    report: Report = lambda **progress: None,
+) -> EmbeddingStore:
+    """The vectors as frozen tables `[rows, dim + 4]`, cut row-wise over the ranks; every rank calls it.
+
+    `place(columns)` allocates sharded tables of that many columns.
+    """
+    def store_of(columns: int) -> EmbeddingStore:
+        return EmbeddingStore(place(columns), comm, lambda local_rows, store: NoOptimizer())
+
+    checkpoints = CheckpointStore(folder, comm, keep_last=1, keep_best=0, asynchronous=False)
+    with _turn(folder, dataset, comm) as finished:
+        if not finished:
+            _learn(exposures, dataset, store_of, checkpoints, comm, report)
+    vectors = store_of(exposures.dim + PADDING)
+    checkpoints.load_tables(checkpoints.select("last"), vectors)
+    return vectors
+
+
+def _learn(
+    exposures: ExposuresConfig,
+    dataset: Dataset,
+    store_of: Callable[[int], EmbeddingStore],
+    checkpoints: CheckpointStore,
+    comm: Comm,
+    report: Report,
+) -> None:
+    pairs = ExposurePairs(dataset, comm.rank, comm.size)
+    labeled = ExposurePairs(dataset, comm.rank, comm.size, TRAINING_LABELED)
+    iteration = SubspaceIteration(store_of(iteration_columns(exposures.dim)), exposures.dim)
+    about = {"dataset": dataset.fingerprint, "dim": exposures.dim, "products": exposures.products}
+    last = checkpoints.latest(valid_only=True)
+    if last is None:
+        iteration.start(pairs.batches(), labeled.batches(), _SEED)
+        done = 0
+    else:
+        checkpoints.load_tables(last, iteration.store)
+        done = last.step
+    # Products alternate and the last one goes to users, so the first goes to users if their number is odd.
+    for product in range(done, exposures.products):
+        started, left = time.perf_counter(), exposures.products - product
+        iteration.product("user" if left % 2 else "item", pairs.batches(), last=left == 1)
+        seconds = time.perf_counter() - started
+        if left > 1:
+            checkpoints.save_tables(iteration.store, product + 1, {**about, "finished": False})
+        report(product=product + 1, products=exposures.products, exposures=pairs.rows, seconds=seconds)
+    vectors = store_of(exposures.dim + PADDING)
+    for name in ("user", "item"):
+        for shard in vectors.layout.on(comm.rank):
+            if shard.table == name:
+                vectors.local_rows[shard.base : shard.base + shard.rows] = iteration.vectors(name)
+    checkpoints.save_tables(vectors, exposures.products, {**about, "finished": True})
+
+
+@contextlib.contextmanager
+def _turn(folder: str, dataset: Dataset, comm: Comm) -> Iterator[bool]:
+    """Waits until the vectors are there or it is this run's turn to learn them; gives whether they are there."""
+    waiting, learning, finished = 0.0, 1.0, 2.0
+    with contextlib.ExitStack() as stack:
+        while True:
+            state = torch.full((1,), waiting)
+            if comm.rank == 0:
+                if finished_vectors(folder, dataset) is not None:
+                    state.fill_(finished)
+                elif _locked(folder, stack):
+                    # The run before may have finished between the two looks.
+                    state.fill_(learning if finished_vectors(folder, dataset) is None else finished)
+            state = float(comm.all_reduce(state.to(comm.device)).wait())
+            if state != waiting:
+                break
+            time.sleep(_WAIT_S)
+        yield state == finished
+
+
+def _locked(folder: str, stack: contextlib.ExitStack) -> bool:
+    """Takes the lock of a local folder for as long as `stack` is open; False if another run holds it."""
+    if "://" in folder:
+        return True  # object stores have no locks; two runs may learn the same vectors, and the last one is kept
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        stack.enter_context(exclusive(Path(folder)))
+    except UserError:
+        return False
+    return True
