@@ -70,6 +70,39 @@ class RowsConfig(Section):
             yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
 
 
+class ExposuresConfig(Section):
+    """Exposure vectors: who and what are alike, learned from who was shown what, without labels (docs/exposures.md)."""
+
+    vectors: bool = False
+    """Learn exposure vectors once per data set, and give every model a head that reads them."""
+    dim: Count = 64
+    """Columns of the vectors that a run uses, a multiple of 4: the leading ones of those that were learned."""
+    learned: Count = 64
+    """Columns that are learned. Runs with another `dim` share them."""
+    products: Count = 14
+    """Passes over the exposures: products with the exposure matrix. More change little."""
+    path: str | None = None
+    """Folder or URI that keeps vectors for all runs; null: `exposure-vectors` in the folder of runs."""
+    hidden: Count = 128
+    """Hidden units of the head."""
+    dropout: BelowOne = 0.3
+    """Share of the head's inputs and hidden units dropped while training."""
+    prior: NonNegative = 3.0
+    """How strongly the trained columns of a user or item are held near zero: as much as so many labels would."""
+    gamma: Positive = 0.03
+    """Learning rate of the head's own columns of users and items."""
+    weight_decay: NonNegative | None = None
+    """Decay of the head's dense weights; null: 30,000 / labels, at most 1."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems as (field, what is wrong)."""
+        for name in ("dim", "learned"):
+            if getattr(self, name) % 4:
+                yield name, f"expected a multiple of 4, which FBGEMM's rows need, not {getattr(self, name)}"
+        if self.dim > self.learned:
+            yield "dim", f"{self.dim} columns cannot be used of the {self.learned} that are learned"
+
+
 class TowerConfig(Section):
     """The dense part of the model."""
 
@@ -159,6 +192,7 @@ class Config(Section):
     data: DataConfig
     unlabeled: UnlabeledConfig = UnlabeledConfig()
     rows: RowsConfig = RowsConfig()
+    exposures: ExposuresConfig = ExposuresConfig()
     tower: TowerConfig = TowerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
@@ -182,5 +216,9 @@ class Config(Section):
             yield "data.batch_size", f"{self.data.batch_size} rows per step; expected {needed}"
         if self.ray.min_workers > self.ray.workers:
             yield "ray.min_workers", f"{self.ray.min_workers} is more than ray.workers ({self.ray.workers})"
+        if self.exposures.vectors and self.rows.sharding not in ("auto", "row_wise"):
+            yield "rows.sharding", f"{self.rows.sharding} tables cannot have exposures.vectors; expected row_wise"
+        if self.exposures.vectors and self.rows.optimizer != "adam":
+            yield "rows.optimizer", f"{self.rows.optimizer} cannot train the head of exposures.vectors; expected adam"
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name):
             yield "name", f"expected the name of a folder inside {self.runs}/, without slashes"

@@ -85,18 +85,19 @@ class Adam(_Base):
         tables = (local_rows, self.state["m"], self.state["v"])
         gathered = [gather_rows(table, rows) for table in tables]
         if not self.groups:
-            self._adamw(*gathered, gradient, self.gamma, self.eps)
+            self._adamw([*gathered, gradient], self.gamma, self.eps)
         else:
             sizes = [group.columns for group in self.groups]
             parts = [[part.contiguous() for part in value.split(sizes, 1)] for value in (*gathered, gradient)]
             for group, *part in zip(self.groups, *parts, strict=True):
-                self._adamw(*part, group.gamma, group.eps)
+                self._adamw(part, group.gamma, group.eps)
             gathered = [torch.cat(part, 1) for part in parts[:3]]
         for table, value in zip(tables, gathered, strict=True):
             store_rows(table, rows, value)
 
-    def _adamw(self, values: Tensor, m: Tensor, v: Tensor, gradient: Tensor, gamma: float, eps: float) -> None:
-        """The same kernel as that of the dense parameters: one pass over what was gathered."""
+    def _adamw(self, gathered: Sequence[Tensor], gamma: float, eps: float) -> None:
+        """One step of gathered (values, m, v) by their gradient, with the same kernel as the dense parameters."""
+        values, m, v, gradient = gathered
         adamw(
             [values],
             [gradient],

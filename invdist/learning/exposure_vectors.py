@@ -4,12 +4,13 @@ The vectors are the leading singular vectors of the normalised exposure matrix
 
     A[u, i] = 1 / sqrt((shown(u) + 5) * (shown(i) + 5))    for every exposure (u, i), else 0
 
-scaled by the singular values and brought to length one. They are found by subspace iteration: a block of random item
-vectors Q is multiplied by A and its transpose in turn, and made orthonormal after each product. A product is a sum over
-exposures, so each exposure costs one row pulled and one row pushed through the same exchange as a training step:
+scaled by the singular values. A model reads the leading columns, brought to length one. They are found by subspace
+iteration: a block of random item vectors Q is multiplied by A and its transpose in turn, and made orthonormal after
+each product. A product is a sum over exposures, so each exposure costs one row pulled and one row pushed through the
+same exchange as a training step:
 
     to users    Y[u] = sum of A[u, i] * Q[i]        pull the rows of items, push them to the owners of users
-    to items    Q[i] = sum of A[u, i] * Y[u]        the other way round
+    to items    Q[i] = sum of A[u, i] * Y[u]        the same with users and items swapped
 
 There is no learning rate, the order of exposures has no effect, and any number of ranks gives the same vectors up to
 rounding. Columns of a row: `dim + _EXTRA` of the iterated block, then the number of exposures, the number of labels
@@ -85,10 +86,10 @@ class SubspaceIteration:
             self._orthonormalise(target)
 
     @torch.no_grad()
-    def vectors(self, table: Table) -> Tensor:
+    def vectors(self, table: str) -> Tensor:
         """After a last product to users, this rank's rows of a table: `[rows, dim + 4]`.
 
-        Columns are a vector of length one (zero without exposures), `log(1 + exposures)`, the number of labels.
+        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the number of labels.
         """
         square, rotation = torch.linalg.eigh(self._gram("user"))
         square, rotation = square.flip(0)[: self.dim], rotation.flip(1)[:, : self.dim]
@@ -100,7 +101,7 @@ class SubspaceIteration:
         found = local.new_zeros((len(local), self.dim + PADDING))
         for part, values in zip(found.split(_BLOCK_ROWS), local.split(_BLOCK_ROWS), strict=True):
             rows = values[:, : self._width] @ rotation.to(values.dtype)
-            part[:, : self.dim] = torch.nn.functional.normalize(rows, dim=1) * (values[:, self._width, None] > 0)
+            part[:, : self.dim] = rows * (values[:, self._width, None] > 0)
             part[:, self.dim] = torch.log1p(values[:, self._width])
             part[:, self.dim + 1] = values[:, self._width + 1]
         return found

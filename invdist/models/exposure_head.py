@@ -30,7 +30,9 @@ class ExposureHead(Backbone):
 
     separable = True
 
-    def __init__(self, inner: Backbone, dim: int, *, hidden: int = 128, dropout: float = 0.3, prior: float = 3.0):
+    def __init__(
+        self, inner: Backbone, dim: int, *, hidden: int = 128, dropout: float = 0.3, prior: float = 3.0
+    ) -> None:
         super().__init__()
         self.inner, self.dim, self.prior = inner, dim, prior
         self.columns = inner.columns + BIAS_COLUMNS + dim
@@ -40,6 +42,10 @@ class ExposureHead(Backbone):
         self.hidden = nn.Linear(3 * dim + 2, hidden)
         self.output = nn.Linear(hidden, 1, bias=False)
         self.dropout = nn.Dropout(dropout)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The dense weights that are not the inner backbone's."""
+        return [p for module in (self.mix, self.direct, self.hidden, self.output) for p in module.parameters()]
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         u, i = self._split(user), self._split(item)

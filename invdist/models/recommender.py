@@ -38,8 +38,10 @@ class Recommender:
         *,
         precision: str = "fp32",
         vectors: EmbeddingStore | None = None,
+        dense_decay: Tensor | None = None,
     ) -> None:
         self.rows, self.backbone, self.dense_optimizer, self.vectors = rows, backbone, dense_optimizer, vectors
+        self._dense_decay = dense_decay
         assert vectors is None or vectors.layout.places_rows_like(rows.layout), "one route serves both"
         self.comm = rows.comm
         self.device = rows.local_rows.device
@@ -124,6 +126,8 @@ class Recommender:
     def step(self, gradient: Update) -> None:
         """One gamma step of the optimizers of rows and dense parameters."""
         self.rows.step(gradient.rows)
+        if self._dense_decay is not None:
+            self._flat.mul_(self._dense_decay)
         if isinstance(self.dense_optimizer, FlatAdamW):
             self.dense_optimizer.step_flat(self._flat, gradient.dense)
             return

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from invdist.config import Config
-from invdist.config.registry import BACKBONES, STRATEGIES
+from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
+from invdist.models.build import build_backbone
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
 from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointInfo
 from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.history import epoch_of
+from invdist.training.vectors import finished_vectors, read_vectors, vectors_folder
 
 if TYPE_CHECKING:
     from invdist.serving.raw_ids import RawIds
@@ -93,11 +96,25 @@ def freeze(config: Config, dataset: Dataset, checkpoint: CheckpointInfo) -> Froz
     own = STRATEGIES.get(config.method).frozen(config.strategy, dataset.users, checkpoint.read_strategy_state())
     if own is not None:
         return own
-    rows = config.rows
-    backbone = BACKBONES.get(config.model)(dim=rows.dim, dropout=config.tower.dropout, bias=rows.bias)
+    backbone = build_backbone(config.model, config.rows, config.tower, config.exposures)
     backbone.load_state_dict(checkpoint.read_dense())
     user, item = (torch.from_numpy(checkpoint.read_rows(table, slice(None))) for table in ("user", "item"))
+    if config.exposures.vectors:
+        user, item = _with_vectors(config, dataset, user, item)
     return FrozenModel(user, item, backbone)
+
+
+def _with_vectors(config: Config, dataset: Dataset, user: Tensor, item: Tensor) -> list[Tensor]:
+    """Trained columns of both tables with the exposure vectors behind them."""
+    folder = vectors_folder(config, dataset)
+    found = finished_vectors(folder, dataset)
+    if found is None:
+        raise UserError(
+            f"the exposure vectors of the run are not in {folder}: give the folder that holds them as exposures.path=, "
+            "or learn them again with invdist train --resume"
+        )
+    tables = (("user", user), ("item", item))
+    return [torch.cat([rows, read_vectors(found, name, config.exposures, 0, len(rows))], 1) for name, rows in tables]
 
 
 def _select(store: CheckpointFolder, which: str | int) -> CheckpointInfo:

@@ -7,15 +7,19 @@ import torch
 from invdist.config import Config
 from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED
 from invdist.data.stream.batches import StreamSpec, UnlabeledSpec
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Setting, Strategy
 from invdist.models.build import ModelSpec, build_recommender
 from invdist.models.recommender import Recommender
 
 
-def build_model(config: Config, dataset: Dataset, device: torch.device, comm: Comm) -> Recommender:
-    """The model of a config, sized for a data set."""
+def build_model(
+    config: Config, dataset: Dataset, device: torch.device, comm: Comm, vectors: EmbeddingStore | None = None
+) -> Recommender:
+    """The model of a config, sized for a data set; `vectors` are its exposure vectors, if it uses them."""
     sections = (config.rows, config.tower, config.optimizer)
     spec = ModelSpec(
         users=dataset.users,
@@ -25,8 +29,10 @@ def build_model(config: Config, dataset: Dataset, device: torch.device, comm: Co
         precision=config.training.precision,
         batch_size=config.data.batch_size,
         **{name: value for section in sections for name, value in section},
+        labels=sum(dataset.rows[split] for split in TRAINING_LABELED),
+        exposures=config.exposures,
     )
-    return build_recommender(spec, device, comm)
+    return build_recommender(spec, device, comm, vectors)
 
 
 def build_strategy(config: Config, dataset: Dataset, model: Recommender) -> Strategy:

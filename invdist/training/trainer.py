@@ -6,6 +6,7 @@ Every rank runs the same `Trainer` in step with the others. It knows no strategy
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import platform
@@ -22,6 +23,7 @@ from invdist.data.dataset import Dataset
 from invdist.data.stream.batches import Stream, StreamSpec
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.shared_memory import connect
+from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
 from invdist.runtime.errors import UserError
 from invdist.runtime.install import installed
@@ -34,6 +36,7 @@ from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
 from invdist.training.scoring import Probe, SplitScorer
 from invdist.training.totals import EpochTotals, RunTotals
+from invdist.training.vectors import load_or_learn
 
 _CONTROL_STEPS = 16
 """Steps between two checks for a request to stop, which all ranks make together."""
@@ -54,7 +57,8 @@ class Trainer:
         self.config, self.run, self.device = config, run, device
         self.comm = comm or connect(timeout_s=config.ray.timeout_s)
         self.dataset = Dataset.open(config.data.path, verify="fast")
-        self.model = build_model(config, self.dataset, device, self.comm)
+        self.events = EventLog(run, writes=self.comm.rank == 0)
+        self.model = build_model(config, self.dataset, device, self.comm, self._vectors())
         # Dropout must differ between ranks. Seeded after the model, which seeds all GPUs alike when it is built.
         torch.manual_seed(config.seed * 100_003 + self.comm.rank)
         self.strategy = build_strategy(config, self.dataset, self.model)
@@ -68,7 +72,6 @@ class Trainer:
             asynchronous=config.checkpoint.asynchronous,
             timeout_s=config.ray.timeout_s,
         )
-        self.events = EventLog(run, writes=self.comm.rank == 0)
         self.position = Position()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
 
@@ -94,6 +97,13 @@ class Trainer:
             self.events.close()
 
     # Before the first epoch
+
+    def _vectors(self) -> EmbeddingStore | None:
+        """The exposure vectors of the data set, learned now if no run has learned them before."""
+        if not self.config.exposures.vectors:
+            return None
+        report = functools.partial(self.events.write, "vectors")
+        return load_or_learn(self.config, self.dataset, device=self.device, comm=self.comm, report=report)
 
     def _restore(self) -> None:
         """Continues from the newest checkpoint of the run, if it has one."""

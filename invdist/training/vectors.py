@@ -8,28 +8,29 @@ most. Runs that start meanwhile wait for it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from invdist.config.schema import ExposuresConfig
+from invdist.config.schema import Config, ExposuresConfig
 from invdist.data.dataset import Dataset
 from invdist.data.schema import TRAINING_LABELED
-from invdist.data.stream.exposures import EXPOSED, ExposurePairs
+from invdist.data.stream.exposures import ExposurePairs
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.placement import Table
 from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import shard_tables
 from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, iteration_columns
+from invdist.models.build import indexed_device
 from invdist.runtime.errors import UserError
-from invdist.runtime.files import exclusive
-from invdist.training.checkpoint import CheckpointInfo, CheckpointStore, Position, restore_tables
+from invdist.runtime.files import absolute, exclusive
+from invdist.training.checkpoint import CheckpointInfo, CheckpointStore
+from invdist.training.checkpoint.folder import CheckpointFolder
+from invdist.training.checkpoint.state import restore_tables
 
 _VERSION = 1
 """Raised when the same settings would give other vectors."""
@@ -40,48 +41,67 @@ Report = Callable[..., None]
 """Called with `product`, `products`, `exposures` and `seconds` after each product."""
 
 
-def vectors_folder(exposures: ExposuresConfig, runs: str, dataset: Dataset) -> str:
+def vectors_folder(config: Config, dataset: Dataset) -> str:
     """Where the vectors of a data set are kept for these settings; a local path or a URI."""
-    decided_by = [_VERSION, dataset.fingerprint, exposures.dim, exposures.products]
-    key = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()[:12]
-    root = exposures.path or f"{runs.rstrip('/')}/exposure-vectors"
-    return f"{root}/{dataset.fingerprint}-{exposures.dim}-{key}"
+    exposures = config.exposures
+    root = exposures.path or f"{config.runs.rstrip('/')}/exposure-vectors"
+    return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{exposures.products}-v{_VERSION}")
 
 
 def finished_vectors(folder: str, dataset: Dataset) -> CheckpointInfo | None:
     """The finished vectors in a folder, or None."""
-    last = CheckpointStore(folder, None).latest(valid_only=True)
+    last = CheckpointFolder(folder).latest(valid_only=True)
     if last is None or not last.extra.get("finished"):
         return None
     if last.extra["dataset"] != dataset.fingerprint:
-        raise UserError(f"{last.path}: the exposure vectors are of another data set; remove the folder to learn them again")
+        raise UserError(f"{last.path}: exposure vectors of another data set; remove the folder to learn them again")
     return last
 
 
 def load_or_learn(
-    exposures: ExposuresConfig,
-    folder: str,
+    config: Config,
     dataset: Dataset,
     *,
     device: torch.device,
     comm: Comm,
-    place: Callable[[int], Any],
     report: Report = lambda **progress: None,
 ) -> EmbeddingStore:
-    """The vectors as frozen tables `[rows, dim + 4]`, cut row-wise over the ranks; every rank calls it.
+    """The vectors a run uses, as frozen tables `[rows, dim + 4]` cut row-wise over the ranks; every rank calls it."""
+    exposures, folder = config.exposures, vectors_folder(config, dataset)
 
-    `place(columns)` allocates sharded tables of that many columns.
-    """
     def store_of(columns: int) -> EmbeddingStore:
-        return EmbeddingStore(place(columns), comm, lambda local_rows, store: NoOptimizer())
+        sizes = (("user", dataset.users), ("item", dataset.items))
+        tables = shard_tables(
+            tuple(Table(name, rows, columns) for name, rows in sizes),
+            "row_wise",
+            device=indexed_device(device),
+            batch_size=config.data.batch_size,
+            hbm_gb=config.rows.hbm_gb,
+            ddr_gb=config.rows.ddr_gb,
+            group=comm.group,
+        )
+        return EmbeddingStore(tables, comm, lambda local_rows, store: NoOptimizer())
 
     checkpoints = CheckpointStore(folder, comm, keep_last=1, keep_best=0, asynchronous=False)
     with _turn(folder, dataset, comm) as finished:
         if not finished:
             _learn(exposures, dataset, store_of, checkpoints, comm, report)
-    vectors = store_of(exposures.dim + PADDING)
-    checkpoints.load_tables(checkpoints.select("last"), vectors)
+    vectors, found = store_of(exposures.dim + PADDING), finished_vectors(folder, dataset)
+    assert found is not None, folder
+    for shard in vectors.layout.on(comm.rank):
+        rows = vectors.local_rows[shard.base : shard.base + shard.rows]
+        if len(rows):
+            rows.copy_(read_vectors(found, shard.table, exposures, shard.row, shard.row + shard.rows))
     return vectors
+
+
+def read_vectors(found: CheckpointInfo, table: str, exposures: ExposuresConfig, first: int, end: int) -> Tensor:
+    """Rows `[first, end)` of a table as a model reads them: `dim` columns of length one, then the counts."""
+    rows, name, d = torch.empty((end - first, exposures.dim + PADDING)), f"rows/{table}/weight", exposures.dim
+    found.read_into(name, rows[:, :d], first)
+    found.read_into(name, rows[:, d:], first, exposures.learned)
+    rows[:, :d] = torch.nn.functional.normalize(rows[:, :d], dim=1)
+    return rows
 
 
 def _learn(
@@ -94,28 +114,30 @@ def _learn(
 ) -> None:
     pairs = ExposurePairs(dataset, comm.rank, comm.size)
     labeled = ExposurePairs(dataset, comm.rank, comm.size, TRAINING_LABELED)
-    iteration = SubspaceIteration(store_of(iteration_columns(exposures.dim)), exposures.dim)
-    about = {"dataset": dataset.fingerprint, "dim": exposures.dim, "products": exposures.products}
+    iteration = SubspaceIteration(store_of(iteration_columns(exposures.learned)), exposures.learned)
+    about = {"dataset": dataset.fingerprint, "learned": exposures.learned, "products": exposures.products}
     last = checkpoints.latest(valid_only=True)
     if last is None:
         iteration.start(pairs.batches(), labeled.batches(), _SEED)
         done = 0
     else:
-        checkpoints.load_tables(last, iteration.store)
+        restore_tables(last, iteration.store)
         done = last.step
-    # Products alternate and the last one goes to users, so the first goes to users if their number is odd.
     for product in range(done, exposures.products):
+        # Products alternate, and the last one goes to users.
         started, left = time.perf_counter(), exposures.products - product
         iteration.product("user" if left % 2 else "item", pairs.batches(), last=left == 1)
-        seconds = time.perf_counter() - started
+        report(
+            product=product + 1,
+            products=exposures.products,
+            exposures=pairs.rows,
+            seconds=time.perf_counter() - started,
+        )
         if left > 1:
             checkpoints.save_tables(iteration.store, product + 1, {**about, "finished": False})
-        report(product=product + 1, products=exposures.products, exposures=pairs.rows, seconds=seconds)
-    vectors = store_of(exposures.dim + PADDING)
-    for name in ("user", "item"):
-        for shard in vectors.layout.on(comm.rank):
-            if shard.table == name:
-                vectors.local_rows[shard.base : shard.base + shard.rows] = iteration.vectors(name)
+    vectors = store_of(exposures.learned + PADDING)
+    for shard in vectors.layout.on(comm.rank):
+        vectors.local_rows[shard.base : shard.base + shard.rows] = iteration.vectors(shard.table)
     checkpoints.save_tables(vectors, exposures.products, {**about, "finished": True})
 
 

@@ -45,9 +45,7 @@ def slices_to_save(model: Recommender, strategy: Strategy) -> Iterator[TensorSli
 
 def _slices(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[TensorSlice]:
     rank = model.comm.rank
-    for each in _shard_slices(model.rows):
-        first, end = each.written
-        yield TensorSlice(each.name, each.shape, each.values[first:end], each.shard.row + first, each.column)
+    yield from table_slices(model.rows)
     for name, (first, values) in strategy.sharded_state().items():
         yield TensorSlice(f"sharded/{name}", _by_user(strategy, values), values, first)
     yield from (_whole(name, state) for name, state in _random_states(rank, model.device).items())
@@ -58,6 +56,20 @@ def _slices(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor
         yield from (_whole(f"strategy/{name}", value) for name, value in replicated.items())
 
 
+def table_slices(rows: EmbeddingStore) -> Iterator[TensorSlice]:
+    """What this rank writes of sharded tables and their optimizer state."""
+    for each in _shard_slices(rows):
+        first, end = each.written
+        yield TensorSlice(each.name, each.shape, each.values[first:end], each.shard.row + first, each.column)
+
+
+def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore) -> None:
+    """Fills sharded tables and their optimizer state, at any number of ranks and any sharding."""
+    for each in _shard_slices(rows):
+        _fill(checkpoint, each.name, each.values, each.shard.row, each.column)
+    rows.optimizer.steps = checkpoint.manifest.optimizer_steps
+
+
 def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
     """Loads a checkpoint into a model and a strategy of the same kind, at any number of ranks and any sharding.
 
@@ -65,11 +77,9 @@ def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) 
     own random state. After an exception the model is only partly loaded: load another checkpoint before using it.
     """
     _check_fits(checkpoint, model, strategy)
-    for each in _shard_slices(model.rows):
-        _fill(checkpoint, each.name, each.values, each.shard.row, each.column)
+    restore_tables(checkpoint, model.rows)
     for name, (first, values) in strategy.sharded_state().items():
         _fill(checkpoint, f"sharded/{name}", values, first)
-    model.rows.optimizer.steps = checkpoint.manifest.optimizer_steps
     model.backbone.load_state_dict(checkpoint.read_dense())
     _load_dense_optimizer(checkpoint, model)
     try:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Strategy
 from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
@@ -27,7 +28,7 @@ from invdist.training.checkpoint.folder import COMMITTED, CheckpointFolder, best
 from invdist.training.checkpoint.manifest import MANIFEST, DamagedCheckpoint, Position, dump, parse
 from invdist.training.checkpoint.ranks import Ranks
 from invdist.training.checkpoint.reader import CheckpointInfo
-from invdist.training.checkpoint.state import TensorSlice, restore, slices_to_save
+from invdist.training.checkpoint.state import TensorSlice, restore, slices_to_save, table_slices
 from invdist.training.checkpoint.writer import Snapshot, merge, write_slices
 
 _log = logging.getLogger(__name__)
@@ -76,17 +77,7 @@ class CheckpointStore(CheckpointFolder):
         First waits for the previous save and raises its failure, if any. A checkpoint of the same step is replaced.
         """
         self.wait()
-        head = {
-            "position": dataclasses.asdict(position),
-            "metric": None if metric is None or math.isnan(metric) else float(metric),
-            "extra": json.loads(json.dumps(extra)),  # a copy: the caller goes on changing it
-            "strategy": type(strategy).__name__,
-            "world_size": self._ranks.size,
-            "sharding": dict(model.rows.layout.sharding),
-            "optimizer": type(model.rows.optimizer).__name__,
-            "optimizer_steps": model.rows.optimizer.steps,
-            "tables": [dataclasses.asdict(table) for table in model.rows.layout.tables],
-        }
+        head = self._head(model.rows, type(strategy).__name__, position, extra, metric)
         if self.asynchronous:
             copies = self._snapshot.take(slices_to_save(model, strategy))
             self._writing = threading.Thread(target=self._write, args=(head, copies), name="checkpoint", daemon=True)
@@ -94,6 +85,28 @@ class CheckpointStore(CheckpointFolder):
         else:
             self._write(head, slices_to_save(model, strategy))
             self.wait()
+
+    def save_tables(self, rows: EmbeddingStore, step: int, extra: dict[str, Any]) -> None:
+        """Saves sharded tables alone, as the checkpoint of a step; returns when it is committed."""
+        self.wait()
+        self._write(self._head(rows, "", Position(global_step=step), extra, None), table_slices(rows))
+        self.wait()
+
+    def _head(
+        self, rows: EmbeddingStore, strategy: str, position: Position, extra: dict[str, Any], metric: float | None
+    ) -> dict[str, Any]:
+        """The manifest without its tensors and files."""
+        return {
+            "position": dataclasses.asdict(position),
+            "metric": None if metric is None or math.isnan(metric) else float(metric),
+            "extra": json.loads(json.dumps(extra)),  # a copy: the caller goes on changing it
+            "strategy": strategy,
+            "world_size": self._ranks.size,
+            "sharding": dict(rows.layout.sharding),
+            "optimizer": type(rows.optimizer).__name__,
+            "optimizer_steps": rows.optimizer.steps,
+            "tables": [dataclasses.asdict(table) for table in rows.layout.tables],
+        }
 
     def wait(self) -> None:
         """Returns when the last save is committed; raises on every rank if it could not be.
