@@ -34,7 +34,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 """Users and items of exposures."""
 PADDING = 4
 """Columns after the block: exposures, labels, and two unused, since FBGEMM needs a multiple of 4."""
-_EXTRA = 16
+_EXTRA = 64
 """Columns beyond `dim` during the iteration: the leading ones then converge in a few products."""
 _SMOOTHING = 5.0
 _BLOCK_ROWS = 1 << 16
