@@ -1,6 +1,6 @@
 """Run as a script by `test_faults.py`: a two-node Ray loses a node in the middle of a run, which goes on without it.
 
-    python tests/engine/node_loss.py CONFIG_FILE
+    python tests/training/node_loss.py CONFIG_FILE
 
 A process of its own, because it starts a Ray of several nodes (`ray.cluster_utils.Cluster`) beside the tests' own.
 """
