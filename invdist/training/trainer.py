@@ -210,7 +210,8 @@ class Trainer:
     def _note(self, phase: Phase, stream: Stream, record: Record, rows: int, seconds: float) -> None:
         """Adds a step to the totals. Writes its event if it chose a direction, or every `training.log_every` steps."""
         totals, position = self.epoch_totals, self.position
-        direction, loss = record.details.get("direction"), float(record.loss)
+        details, loss = record.read(), float(record.loss)
+        direction = details.get("direction")
         totals.add_step(loss, rows, seconds, direction)
         if direction is not None or position.global_step % self.config.training.log_every == 0:
             self.events.write(
@@ -223,7 +224,7 @@ class Trainer:
                 loss=loss,
                 rows_per_s=totals.rows_per_s,
                 eta_s=max(0, self._rows_per_epoch() - totals.rows) / totals.rows_per_s,
-                **record.details,
+                **details,
             )
 
     # The end of an epoch, and of the run
