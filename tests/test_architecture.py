@@ -10,6 +10,7 @@ import ast
 import functools
 import graphlib
 import itertools
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -118,6 +119,13 @@ def _room(module: str) -> str | None:
 
 def test_every_room_is_in_the_table() -> None:
     assert {room for module in MODULES if (room := _room(module))} == set(ALLOWED)
+
+
+def test_the_documented_table_is_this_one() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    table = text.split("| room | may import |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", line) for line in table.splitlines()]
+    assert {room: set(allowed) for room, *allowed in rows} == ALLOWED
 
 
 def test_the_table_itself_has_no_cycle() -> None:
