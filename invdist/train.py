@@ -93,9 +93,11 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     check_against_data(config, dataset)
     if not ray_backend.inside_cluster():
         check_fits_host(config, dataset)
-    config.data.path = absolute(config.data.path)
+    config.runs, config.data.path = absolute(config.runs), absolute(config.data.path)
     if config.checkpoint.path is not None:
         config.checkpoint.path = absolute(config.checkpoint.path)
+    if config.exposures.path is not None:
+        config.exposures.path = absolute(config.exposures.path)
     if resume:
         run = Path(resume).absolute()
         check_resume(config, run, dataset)

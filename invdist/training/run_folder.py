@@ -68,11 +68,16 @@ def release_name(run: Path, *, keep: bool) -> None:
 
 
 def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
-    """The settings of an existing run with `key=value` overrides, and its folder."""
+    """The settings of an existing run with `key=value` overrides, and its folder.
+
+    `runs` is where the run is now: a folder of runs may have moved, with the exposure vectors in it.
+    """
     folder = Path(run).absolute()
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{run}: not a run folder, it has no {CONFIG_FILE}")
-    return configs.load(folder / CONFIG_FILE, overrides), folder
+    config = configs.load(folder / CONFIG_FILE, overrides)
+    config.runs = str(folder.parent)
+    return config, folder
 
 
 def data_of(config: Config, run: str | Path) -> Dataset:
