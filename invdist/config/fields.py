@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from invdist.config.plain_yaml import parse, shown
+from invdist.config.registry import REMOVED
 from invdist.config.section import (
     OneOf,
     Section,
@@ -191,13 +192,22 @@ def _explain(section: type[Section], detail: Any, values: Any) -> Iterator[_Foun
         known, prefix = list(owner.model_fields), "".join(f"{part}." for part in path[:-1])
         near = difflib.get_close_matches(str(path[-1]), known, n=1)
         instead = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known) or 'none'}"
-        yield _Found(path, f"no such key; {instead}", "unknown")
+        removed = REMOVED.get(str(path[-1]))
+        yield _Found(path, f"was removed; {removed}" if removed else f"no such key; {instead}", "unknown")
     elif kind == "missing":
         yield _Found(path, f"is missing; expected {type_name(hint)}", "missing")
     else:
         value = functools.reduce(lambda inner, part: inner[part], path, values)
+        if kind == "one_of" and (named := next((name for name in _texts(value) if name in REMOVED), None)):
+            yield _Found(path, f"{named} was removed; {REMOVED[named]}", "value")
+            return
         expected = "a section with keys" if section_of(hint) else type_name(hint)
         yield _Found(path, f"expected {expected}, not {shown(value)}", "value")
+
+
+def _texts(value: Any) -> list[str]:
+    """A text, or those of a list of texts."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
 
 
 def _locate(section: type[Section], place: Sequence[Any]) -> tuple[_Path, type[Section], Any]:

@@ -22,6 +22,12 @@ from invdist.runtime.errors import UserError
 
 C = TypeVar("C", bound=type)
 
+REMOVED = {
+    "none_warm": "use method=none with exposures.vectors=true",
+    "ig_warm": "use method=ig with exposures.vectors=true",
+}
+"""Names that settings and runs of earlier versions may have, and what to use instead."""
+
 
 class Registry:
     """Classes by name: the modules of `package`, and the entry points of `group`."""
@@ -50,6 +56,8 @@ class Registry:
     def get(self, name: str) -> Any:
         """The class of that name; `UserError` if there is none."""
         self._load()
+        if name in REMOVED:
+            raise UserError(f"{self._setting}: {name} was removed; {REMOVED[name]}")
         if name not in self._types:
             raise UserError(f"{self._setting}: there is no {self._kind} {name!r}; there are {', '.join(self.names())}")
         return self._types[name]

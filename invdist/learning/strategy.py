@@ -46,8 +46,6 @@ class Phase:
     passes: int = 1
     source: str | None = None
     """Where unlabeled pairs come from; None: what `unlabeled.source` says."""
-    epochs: int | None = None
-    """Only in the first so many epochs; None: in all."""
     part: tuple[int, int] = (0, 1)
     """`(i, n)`: only the i-th of n runs of steps of each pass. Phases that differ in nothing else share a pass."""
 

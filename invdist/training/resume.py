@@ -19,8 +19,10 @@ from invdist.training.build import phases_of
 from invdist.training.checkpoint import Position
 from invdist.training.checkpoint.folder import CheckpointFolder
 
-_ALWAYS_FIXED = ("method", "model", "rows.dim", "rows.bias", "rows.optimizer", "training.metric")
+_ALWAYS_FIXED = ("method", "model", "rows.dim", "rows.bias", "rows.optimizer", "training.metric", "exposures.vectors")
 """What a checkpoint's tensors are, and what its metric means."""
+_FIXED_WITH_VECTORS = tuple(f"exposures.{name}" for name in ("dim", "learned", "products", "hidden"))
+"""What else decides the columns and the head of a model with exposure vectors."""
 _FIXED_WITHIN_EPOCH = ("data.batch_size", "data.window_rows", "seed")
 """What gives the position within an epoch its meaning, beside `unlabeled.*` and the strategy's phases."""
 
@@ -46,11 +48,12 @@ def check_continues(
         )
     texts = extra["config"], configs.dump(config)
     before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
+    before.setdefault("exposures.vectors", False)  # checkpoints of earlier versions do not say
 
     def changed(keys: Sequence[str]) -> str:
         return ", ".join(f"{key}={before[key]}" for key in keys if key in before and before[key] != now.get(key))
 
-    if always := changed(_ALWAYS_FIXED):
+    if always := changed(_ALWAYS_FIXED + (_FIXED_WITH_VECTORS if config.exposures.vectors else ())):
         raise UserError(
             f"{path} was trained with {always}, which a resumed run cannot change: leave it as it was, or "
             "start a new run"
@@ -58,13 +61,19 @@ def check_continues(
     if (position.phase, position.pass_index, position.step) == (0, 0, 0):  # between two epochs
         return
     fixed = [*_FIXED_WITHIN_EPOCH, *(key for key in now if key.startswith("unlabeled."))]
-    if extra.get("phases", described(phases)) != described(phases):
+    if _known_fields(extra.get("phases", described(phases))) != described(phases):
         fixed += [key for key in now if key.startswith(f"{config.method}.")]
     if within := changed(fixed):
         raise UserError(
             f"{path} is at step {position.step:,} of an epoch with {within}, which cannot change within an "
             "epoch: resume with that, or start a new run"
         )
+
+
+def _known_fields(saved: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Phases of a checkpoint without fields that a phase no longer has (`epochs`, which was null)."""
+    names = {field.name for field in dataclasses.fields(Phase)}
+    return [{name: value for name, value in phase.items() if name in names} for phase in saved]
 
 
 def described(phases: Sequence[Phase]) -> list[Any]:

@@ -166,8 +166,7 @@ class Trainer:
         """Takes the phases from `position` on; False if a stop was requested."""
         while self.position.phase < len(self.phases):
             phase, stream = self.phases[self.position.phase], self.streams[self.position.phase]
-            passes = phase.passes if phase.epochs is None or self.position.epoch < phase.epochs else 0
-            while self.position.pass_index < passes:
+            while self.position.pass_index < phase.passes:
                 if not self._pass(phase, stream):
                     return False
                 self._advance(pass_index=self.position.pass_index + 1, step=0)
@@ -320,7 +319,7 @@ class Trainer:
     # Small parts
 
     def _rows_per_epoch(self) -> int:
-        phases = [(s, p) for s, p in zip(self.streams, self.phases, strict=True) if p.epochs is None]
+        phases = zip(self.streams, self.phases, strict=True)
         return sum(s.rows * phase.passes * len(phase.steps(s.steps)) // s.steps for s, phase in phases)
 
     def _streams(self, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> list[Stream]:

@@ -8,7 +8,6 @@ import pytest
 
 from invdist import config
 from invdist.config.registry import STRATEGIES
-from invdist.learning.warmup import WarmupOptions
 from invdist.runtime.errors import UserError
 from tests.conftest import REPOSITORY
 
@@ -91,9 +90,27 @@ def test_every_field_has_a_doc_line() -> None:
     checked = 0
     for name, kind in sections.items():
         if isinstance(kind, type) and issubclass(kind, Section):
-            nested = [f for f in kind.model_fields.values() if f.annotation is WarmupOptions]
-            assert all(f.description for f in kind.model_fields.values() if f not in nested), name
+            assert all(f.description for f in kind.model_fields.values()), name
             assert describe(kind, f"{name}.") in parser.format_help()
             checked += 1
-    assert checked == 8 + len(STRATEGIES.names())
+    assert checked == 9 + len(STRATEGIES.names())
     assert "ig.alpha  (a number above 0 or null; default null)" in parser.format_help()
+
+
+@pytest.mark.parametrize(("name", "now"), [("none_warm", "none"), ("ig_warm", "ig")])
+def test_a_removed_strategy_is_named_with_what_replaces_it(name: str, now: str) -> None:
+    from invdist.config.fields import build
+    from invdist.study.spec import Study
+
+    instead = f"was removed; use method={now} with exposures.vectors=true"
+    old = {"method": name, "data": {"path": "x"}, name: {"warmup": {"passes": 3}}}
+    with pytest.raises(UserError) as error:
+        config.from_mapping(old, source="old.yaml")
+    assert f"old.yaml: method: {name} {instead}" in str(error.value)
+    assert f"old.yaml: {name}: {instead}" in str(error.value)
+    with pytest.raises(UserError, match=f"command line: method: {name} {instead}"):
+        config.from_mapping({"data": {"path": "x"}}, [f"method={name}"])
+    with pytest.raises(UserError, match=f"strategies: {name} {instead}"):
+        build(Study, {"name": "s", "strategies": ["none", name], "tables": [{"name": "t", "data": {"path": "x"}}]})
+    with pytest.raises(UserError, match=f"method: {name} {instead}"):
+        STRATEGIES.get(name)

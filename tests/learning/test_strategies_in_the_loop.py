@@ -27,8 +27,6 @@ _SETTINGS = {
     "checkpoint": {"every_steps": 15},
     "t_ce": {"max_drop": 0.4, "ramp_steps": 20},
     "srns": {"memory": 5, "fresh": 4, "ramp_steps": 10},
-    "ig_warm": {"warmup": {"passes": 1}},
-    "none_warm": {"warmup": {"passes": 1}},
 }
 _WITH_STATE = ("t_ce", "srns", "means")
 

@@ -83,11 +83,12 @@ def test_settings_that_the_data_does_not_allow_are_replaced(tmp_path: Path, all_
     choices = {"unlabeled.source": ["exposures", "sampled", "mix"], "unlabeled.rate": [1, 4, 16]}
     mapping = tiny(
         tmp_path,
-        strategies=["none", "idl", "ig", "ig_warm"],
+        strategies=["none", "idl", "ig", "srns"],
         trials=5,
         space=[
             {"choices": {"optimizer.gamma": [0.001, 0.002, 0.003, 0.004, 0.005]}},
-            {"strategies": ["idl", "ig", "ig_warm"], "choices": choices},
+            {"strategies": ["idl", "ig"], "choices": choices},
+            {"strategies": ["srns"], "choices": {"unlabeled.rate": [17]}},
         ],
         start=[{"strategies": ["ig"], "settings": {"unlabeled.source": "exposures"}}],
     )
@@ -99,7 +100,7 @@ def test_settings_that_the_data_does_not_allow_are_replaced(tmp_path: Path, all_
         "none": 5,
         "idl": 5,
         "ig": 5,
-        "ig_warm": 0,
+        "srns": 0,
         "means": 1,
     }
     for name in ("idl", "ig"):
@@ -107,8 +108,8 @@ def test_settings_that_the_data_does_not_allow_are_replaced(tmp_path: Path, all_
     assert by_name["none"].left_out == ()
     assert any("no unclear exposures" in reason for reason in by_name["ig"].left_out)
     plan = "\n".join(running.plan({"feed": planned}, study))
-    assert "ig_warm-gmf: none of its settings fits the data" in plan
-    assert "left out: method: ig_warm cannot do its phase warmup" in plan
+    assert "srns-gmf: none of its settings fits the data" in plan
+    assert "left out: srns.memory: 16 candidates" in plan
 
     # Where everything fits, knowing the data changes no draw.
     assert cases(study, study.tables[0])[0].points == by_name["none"].points

@@ -51,8 +51,7 @@ def test_a_run_that_does_not_fit_its_data_is_refused_with_every_reason() -> None
         ({"unclear": 0}, 300, {"method": "ns", "unlabeled": {"source": "mix"}}, "unlabeled.source: mix"),
         ({"unclear": 0}, 300, {"method": "ig", "unlabeled": {"source": "sampled"}}, ""),
         ({"unclear": 0}, 300, {"method": "none"}, ""),
-        ({"unclear": 0}, 300, {"method": "none_warm"}, "method: none_warm cannot do its phase warmup"),
-        ({"unclear": 0}, 300, {"method": "none_warm", "none_warm": {"warmup": {"passes": 0}}}, ""),
+        ({"unclear": 0}, 300, {"method": "none", "exposures": {"vectors": True}}, ""),
         ({}, 5, {"method": "ns", "unlabeled": {"source": "sampled"}}, "all 200 x 5 pairs observed"),
         ({}, 5, {"method": "dns"}, "method: dns cannot do its phase train"),
         ({}, 5, {"method": "ns"}, ""),
@@ -74,7 +73,7 @@ def test_what_the_phases_of_a_strategy_need(rows: dict, items: int, settings: di
 
 def test_training_is_refused_before_a_run_folder_or_ray_is_made(tmp_path: Path, all_labeled: Path) -> None:
     assert not Dataset.open(str(all_labeled), verify="fast").rows["unclear"]
-    settings = {"data": {"path": str(all_labeled)}, "method": "ig_warm", "runs": str(tmp_path / "runs")}
-    with pytest.raises(UserError, match="ig_warm cannot do its phase warmup: the data set has no unclear exposures"):
+    settings = {"data": {"path": str(all_labeled)}, "method": "ig", "runs": str(tmp_path / "runs")}
+    with pytest.raises(UserError, match="unlabeled.source: exposures: the data set has no unclear exposures"):
         train.train(config.from_mapping(settings))
     assert not (tmp_path / "runs").exists()

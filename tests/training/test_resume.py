@@ -9,12 +9,14 @@ import pytest
 
 from invdist import config as configs
 from invdist import train
+from invdist.config.plain_yaml import parse, to_yaml
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
 from invdist.training import data_checks, ray_backend, run_folder
+from invdist.training.build import phases_of
 from invdist.training.checkpoint import Position
 from invdist.training.history import epoch_of
-from invdist.training.resume import check_resume
+from invdist.training.resume import check_continues, check_resume, described
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +105,25 @@ def test_training_without_a_data_set_says_how_to_get_one(capsys: pytest.CaptureF
     assert train.main(["data.path=somewhere", "--print-config"]) == 0
     printed = configs.from_text(capsys.readouterr().out)
     assert configs.dump(printed) == configs.dump(configs.from_mapping({"data": {"path": "somewhere"}}))
+
+
+def test_checkpoints_of_earlier_versions_go_on_within_an_epoch(tiny_data: Path) -> None:
+    """Their phases have one field more, and their settings do not know of exposure vectors."""
+    config = configs.from_mapping({"data": {"path": str(tiny_data)}, "method": "ig"})
+    dataset = Dataset.open(str(tiny_data))
+    phases = phases_of(config, dataset)
+    settings = parse(configs.dump(config).encode(), "settings")
+    del settings["exposures"]
+    saved = [phase | {"epochs": None} for phase in described(phases)]
+    extra = {"dataset": dataset.fingerprint, "config": to_yaml(settings), "phases": saved}
+    check_continues("old", Position(step=5), extra, config, dataset, phases)
+    changed = configs.from_mapping({"data": {"path": str(tiny_data)}, "method": "ig", "ig": {"turns": 2}})
+    with pytest.raises(UserError, match="ig.turns=1"):
+        check_continues("old", Position(step=5), extra, changed, dataset, phases_of(changed, dataset))
+    config.exposures.vectors = True
+    with pytest.raises(UserError, match="exposures.vectors=False"):
+        check_continues("old", Position(step=5), extra, config, dataset, phases)
+    extra["config"] = configs.dump(config)
+    config.exposures.dim = 32
+    with pytest.raises(UserError, match="exposures.dim=64, which a resumed run cannot change"):
+        check_continues("new", Position(), extra, config, dataset, phases)
