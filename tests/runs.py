@@ -19,6 +19,7 @@ from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointStore
 from invdist.training.scoring import score_pairs
 from invdist.training.trainer import Trainer, build_model, build_strategy
+from invdist.training.vectors import load_or_learn
 
 SETTINGS: dict[str, Any] = {
     "method": "ig",
@@ -51,7 +52,9 @@ def trained_strategy(run: Path) -> Iterator[Strategy]:
         best = store.best()
         assert best is not None
         dataset = Dataset.open(config.data.path)
-        strategy = build_strategy(config, dataset, build_model(config, dataset, torch.device("cpu"), comm))
+        cpu = torch.device("cpu")
+        vectors = load_or_learn(config, dataset, device=cpu, comm=comm) if config.exposures.vectors else None
+        strategy = build_strategy(config, dataset, build_model(config, dataset, cpu, comm, vectors))
         store.load(best, strategy.model, strategy)
         yield strategy
 

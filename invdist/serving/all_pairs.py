@@ -17,6 +17,7 @@ from torch import Tensor
 from invdist.models.backbone import Backbone
 from invdist.models.backbones.gmf import GMF
 from invdist.models.backbones.neumf import NeuMF
+from invdist.models.exposure_head import ExposureHead
 from invdist.models.frozen import Additive
 
 _TILE_VALUES = 1 << 19
@@ -108,6 +109,56 @@ class Tower:
         return torch.cat([rows[:, :k], rows[:, 5 * k : 5 * k + 1]], 1) if self.backbone.bias else rows[:, :k]
 
 
+class Head:
+    """A backbone with exposure vectors: the inner backbone's own form, one product, and a hidden layer in tiles.
+
+    All that is linear in an item's columns is one product:
+    `[s_u, 1, c_u + w * A x_u, x_u] . [1, s_i, x_i, c_i]`, where `s` is what a side adds by itself. The hidden layer has
+    the product `(A x_u) * x_i` among its inputs, so a user has weights of its own for the columns of `x_i`.
+    """
+
+    def __init__(self, backbone: ExposureHead) -> None:
+        self.backbone, self.inner, d = backbone, all_pairs(backbone.inner), backbone.dim
+        self.direct = backbone.direct.weight[0, 2 * d : 3 * d]
+        self.mixed = backbone.hidden.weight[:, 2 * d : 3 * d]
+        self.output = backbone.output.weight[0]
+
+    def users(self, rows: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
+        """The inner form's users, the user's side of the product, `A x`, and the user's share of the hidden layer."""
+        scalar, c, x, mixed, hidden = self._own_columns(self.backbone.user_part(rows), 3)
+        side = torch.cat([scalar, torch.ones_like(scalar), c + mixed * self.direct, x], 1)
+        return self.inner.users(self._inner_rows(rows)), side, mixed, hidden
+
+    def items(self, rows: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
+        """The inner form's items, the item's side of the product, `x`, and the item's share of the hidden layer."""
+        scalar, c, x, hidden = self._own_columns(self.backbone.item_part(rows), 2)
+        side = torch.cat([torch.ones_like(scalar), scalar, x, c], 1).t().contiguous()
+        return self.inner.items(self._inner_rows(rows)), side, x.contiguous(), hidden.contiguous()
+
+    def logits(self, users: tuple[Any, Tensor, Tensor, Tensor], items: tuple[Any, Tensor, Tensor, Tensor]) -> Tensor:
+        """`[u, n]`"""
+        (inner_users, user, mixed, user_hidden), (inner_items, item, x, item_hidden) = users, items
+        logits = user @ item + self.inner.logits(inner_users, inner_items)
+        width = max(1, _TILE_VALUES // len(self.output))
+        for first in range(0, len(x), width):
+            columns = slice(first, first + width)
+            some, size = x[columns], max(1, _TILE_VALUES // (len(self.output) * len(x[columns])))
+            for start in range(0, len(user), size):
+                part = slice(start, start + size)
+                weight = (mixed[part, None] * self.mixed).transpose(1, 2)  # [users, d, hidden]
+                hidden = torch.matmul(some, weight).add_(user_hidden[part, None]).add_(item_hidden[columns])
+                logits[part, columns] += hidden.relu_() @ self.output
+        return logits
+
+    def _inner_rows(self, rows: Tensor) -> Tensor:
+        return rows[:, : self.backbone.inner.columns]
+
+    def _own_columns(self, part: Tensor, vectors: int) -> tuple[Tensor, ...]:
+        """A prepared side without the inner backbone's columns: a scalar, so many vectors, and the hidden layer."""
+        d, h = self.backbone.dim, len(self.output)
+        return part.split([part.shape[1] - 1 - vectors * d - h, 1, *[d] * vectors, h], 1)[1:]
+
+
 class Pairwise:
     """Any backbone: called with all pairs of a tile."""
 
@@ -146,6 +197,11 @@ def _(backbone: GMF) -> AllPairs:
 @all_pairs.register
 def _(backbone: NeuMF) -> AllPairs:
     return Tower(backbone)
+
+
+@all_pairs.register
+def _(backbone: ExposureHead) -> AllPairs:
+    return Head(backbone)
 
 
 @all_pairs.register

@@ -12,6 +12,8 @@ from tests.runs import train_here
 KINDS = {
     "gmf": (),
     "neumf": ("method=none", "model=neumf", "rows.bias=true", "training.epochs=1", "tower.dropout=0.3"),
+    "vectors": ("exposures.vectors=true", "exposures.dim=12", "exposures.learned=16"),
+    "neumf vectors": ("method=none", "model=neumf", "training.epochs=1", "exposures.vectors=true"),
     "means": ("method=means", "training.epochs=1"),
 }
 

@@ -17,7 +17,7 @@ from invdist.serving.scoring import logits
 from tests.runs import scores_of_training
 
 
-@pytest.mark.parametrize("kind", ["gmf", "neumf", "means"])
+@pytest.mark.parametrize("kind", ["gmf", "neumf", "vectors", "neumf vectors", "means"])
 def test_the_frozen_model_scores_as_training_does(run_of: Callable[[str], Path], kind: str) -> None:
     source = np.random.default_rng(1)
     user, item = source.integers(200, size=500), source.integers(300, size=500)

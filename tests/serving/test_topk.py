@@ -11,6 +11,7 @@ import torch
 from invdist.config.registry import BACKBONES
 from invdist.data.stream.observed import ObservedPairs
 from invdist.models.backbone import Backbone
+from invdist.models.exposure_head import ExposureHead
 from invdist.models.frozen import Additive, FrozenModel
 from invdist.runtime.errors import UserError
 from invdist.serving.all_pairs import Pairwise, all_pairs
@@ -30,14 +31,22 @@ class _Odd(Backbone):
 
 def _model(kind: str, items: int) -> FrozenModel:
     torch.manual_seed(0)
-    name, _, bias = kind.partition("+")
+    name, _, more = kind.partition("+")
     if name == "means":
         backbone: Backbone = Additive(torch.tensor(0.3))
     elif name == "odd":
         backbone = _Odd()
     else:
-        backbone = BACKBONES.get(name)(dim=8, bias=bool(bias), dropout=0.5)
-    return FrozenModel(torch.randn(USERS, backbone.columns), torch.randn(items, backbone.columns), backbone)
+        backbone = BACKBONES.get(name)(dim=8, bias=bool(more), dropout=0.5)
+    if more == "vectors":
+        backbone = ExposureHead(backbone, 12, hidden=20, dropout=0.3)
+    columns = backbone.columns + backbone.frozen_columns
+    return FrozenModel(torch.randn(USERS, columns), torch.randn(items, columns), backbone)
+
+
+def _tolerance(kind: str) -> dict[str, float]:
+    # Logits of a head over random rows are in the tens, not near one as the others.
+    return {"rtol": 1e-6, "atol": 2e-5} if "vectors" in kind else {"atol": 1e-5}
 
 
 def _seen(items: int, pairs: int = 20_000) -> ObservedPairs:
@@ -51,7 +60,7 @@ def _brute_force(model: FrozenModel, user: int) -> np.ndarray:
         return model(torch.full_like(items, user), items).numpy()
 
 
-@pytest.mark.parametrize("kind", ["gmf", "gmf+bias", "neumf", "neumf+bias", "means", "odd"])
+@pytest.mark.parametrize("kind", ["gmf", "gmf+bias", "neumf", "neumf+bias", "means", "odd", "gmf+vectors", "neumf+vectors", "odd+vectors"])
 def test_all_pairs_are_every_pair_by_itself(kind: str) -> None:
     model = _model(kind, 700)
     form = all_pairs(model.backbone)
@@ -59,7 +68,7 @@ def test_all_pairs_are_every_pair_by_itself(kind: str) -> None:
     with torch.inference_mode():
         logits = form.logits(form.users(model.user[:40]), form.items(model.item))
     expected = np.stack([_brute_force(model, user) for user in range(40)])
-    np.testing.assert_allclose(logits.numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(logits.numpy(), expected, **_tolerance(kind))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,8 @@ def test_all_pairs_are_every_pair_by_itself(kind: str) -> None:
         ("gmf+bias", 4096, 1),
         ("neumf", 2500, 7),
         ("odd", 3000, 10),
+        ("gmf+vectors", 3000, 10),
+        ("neumf+vectors", 90, 10),
         ("gmf", 90, 10),  # every item is a candidate
         ("gmf", 90, 90),  # users have seen some, so they get fewer
     ],
@@ -85,8 +96,8 @@ def test_the_best_are_those_of_brute_force(kind: str, items: int, k: int) -> Non
         expected[seen.seen_by(one)] = -np.inf
         best = np.argsort(-expected, kind="stable")[:k]
         best = best[expected[best] > -np.inf]
-        np.testing.assert_allclose(score[mine], expected[best], atol=1e-5)
-        np.testing.assert_allclose(expected[item[mine]], expected[best], atol=1e-5)
+        np.testing.assert_allclose(score[mine], expected[best], **_tolerance(kind))
+        np.testing.assert_allclose(expected[item[mine]], expected[best], **_tolerance(kind))
         assert len(set(item[mine].tolist())) == len(best)
         assert rank[mine].tolist() == list(range(1, len(best) + 1))
         assert all(a >= b for a, b in pairwise(score[mine]))

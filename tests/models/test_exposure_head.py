@@ -1,0 +1,92 @@
+"""The head over exposure vectors: its formula by numpy, its parts, its penalty, and rows without labels or exposures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from invdist.config.registry import BACKBONES
+from invdist.models.exposure_head import ExposureHead
+
+DIM, HIDDEN, PAIRS = 8, 5, 40
+
+
+def _head(model: str, **options: float) -> ExposureHead:
+    torch.manual_seed(0)
+    inner = BACKBONES.get(model)(dim=4, dropout=0.4, bias=True)
+    return ExposureHead(inner, DIM, hidden=HIDDEN, dropout=0.5, **options).eval()
+
+
+def _rows(head: ExposureHead, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    rows = torch.randn(PAIRS, head.columns + head.frozen_columns)
+    rows[:, -3] = torch.randint(0, 6, (PAIRS,)).float()  # labels, none for some
+    return rows
+
+
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_parts_combined_are_the_whole(model: str) -> None:
+    head = _head(model)
+    user, item = _rows(head, 1), _rows(head, 2)
+    with torch.no_grad():
+        whole = head(user, item)
+        parts = head.combine(head.user_part(user), head.item_part(item))
+    assert whole.std() > 0.5
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_logits_are_those_of_the_formula(model: str) -> None:
+    head = _head(model)
+    user, item = _rows(head, 1), _rows(head, 2)
+    k = head.inner.columns
+    with torch.no_grad():
+        found = head(user, item).numpy()
+        inner = head.inner(user[:, :k], item[:, :k]).double().numpy()
+    weights = {name: value.double().numpy() for name, value in head.state_dict().items()}
+    u, i = user.double().numpy(), item.double().numpy()
+    bias, c, x, log_count = k, slice(k + 4, k + 4 + DIM), slice(k + 4 + DIM, k + 4 + 2 * DIM), k + 4 + 2 * DIM
+    for n in range(PAIRS):
+        a_x = weights["mix.weight"] @ u[n, x]
+        f = np.concatenate([u[n, x], i[n, x], a_x * i[n, x], [u[n, log_count] - 4, i[n, log_count] - 4]])
+        hidden = np.maximum(weights["hidden.weight"] @ f + weights["hidden.bias"], 0)
+        logit = inner[n] + u[n, bias] + i[n, bias] + u[n, c] @ i[n, x] + u[n, x] @ i[n, c]
+        logit += weights["direct.weight"][0] @ f + weights["direct.bias"][0] + weights["output.weight"][0] @ hidden
+        assert found[n] == pytest.approx(logit, abs=1e-4)
+
+
+def test_the_penalty_of_a_row_is_shared_by_its_labels() -> None:
+    head = _head("gmf", prior=7.0)
+    user, item = _rows(head, 1), _rows(head, 2)
+    found = head.penalty(user, item).numpy()
+    for n in range(PAIRS):
+        shares = [(side[n, : head.columns].numpy() ** 2).sum() / max(float(side[n, -3]), 1.0) for side in (user, item)]
+        assert found[n] == pytest.approx(0.5 * 7.0 * sum(shares), rel=1e-5)
+
+
+def test_a_pair_without_labels_is_scored_by_its_exposures_alone() -> None:
+    """The trained columns of such rows are zero: exposures tell them apart, and without exposures nothing does."""
+    head = _head("gmf")
+    user, item = _rows(head, 1), _rows(head, 2)[:1].expand(PAIRS, -1)
+    user[:, : head.columns], user[:, -3:] = 0.0, 0.0
+    with torch.no_grad():
+        assert len(head(user, item).unique()) == PAIRS
+        user[:, head.columns :] = 0.0  # neither labels nor exposures
+        scores = head(user, item)
+        assert scores.isfinite().all()
+        assert len(scores.unique()) == 1
+        assert len(head(user, _rows(head, 2)).unique()) == PAIRS  # items still differ
+
+
+def test_trained_columns_get_gradients_and_every_weight_of_the_head_too() -> None:
+    head = _head("neumf").train()
+    user, item = _rows(head, 1).requires_grad_(), _rows(head, 2).requires_grad_()
+    head(user, item).square().sum().backward()
+    assert user.grad is not None
+    unused = {head.inner.columns - 3 + n for n in range(3)} | {head.inner.columns + 1 + n for n in range(3)}
+    moved = set(user.grad[:, : head.columns].abs().sum(0).nonzero().flatten().tolist())
+    assert moved == set(range(head.columns)) - unused
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.head_parameters())
+    assert len(head.head_parameters()) == len(list(head.parameters())) - len(list(head.inner.parameters()))
