@@ -52,7 +52,9 @@ def copied(trained_run: Path, tmp_path: Path) -> Path:
     [
         ("method=ig",),
         ("method=means",),
+        ("method=ig", "exposures.vectors=true"),
         ("method=none", "model=neumf", "tower.dropout=0.3"),
+        ("method=none", "model=neumf", "exposures.vectors=true", "training.precision=bf16"),
         ("method=none", "model=neumf", "training.precision=bf16"),
     ],
 )
@@ -67,7 +69,9 @@ def test_it_is_what_training_reports(
     expected = _final(run)[split]
     found = _json(capsys, "--run", run, "--split", split)
     assert expected.pop("auc_error_bound", 0) == 0  # histograms are for more rows
-    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    # Training computes the head of vectors in parts, so two scores that are equal up to rounding may change places.
+    tolerance = 5e-6 if "exposures.vectors=true" in settings else 1e-6
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=tolerance)
     assert "auc_error_bound" not in found
 
 

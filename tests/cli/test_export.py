@@ -85,10 +85,21 @@ def test_the_card_says_what_it_is(exported: Path, trained_run: Path, tiny_data: 
     assert pq.read_table(exported / "items.parquet")["raw"].to_pylist() == dataset.raw_ids("items").to_pylist()
 
 
-@pytest.mark.parametrize("settings", [("model=neumf", "method=none", "rows.bias=true"), ("method=means",)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model=neumf", "method=none", "rows.bias=true"),
+        ("method=means",),
+        ("method=ig", "exposures.vectors=true", "exposures.dim=16"),
+        ("model=neumf", "method=none", "exposures.vectors=true"),
+    ],
+)
 def test_every_kind_of_model_becomes_a_program(tiny_data: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
     model = open_run(train_here(tiny_data, tmp_path / "run", "training.epochs=1", *settings)).model
-    program = scoring_program(model).module()
+    exported = scoring_program(model)
+    # Frozen columns are in the tables of the program, too.
+    assert exported.state_dict["user"].shape == (200, model.backbone.columns + model.backbone.frozen_columns)
+    program = exported.module()
     user, item = (model.user.new_tensor(values).long() for values in ([0, 7, 199], [299, 3, 3]))
     np.testing.assert_array_equal(program(user, item).numpy(), logits(model, user.numpy(), item.numpy()))
 

@@ -10,8 +10,14 @@ import pytest
 import scipy.sparse as sp
 import torch
 from scipy.sparse.linalg import svds
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 
 from invdist.data.dataset import Dataset
+from invdist.data.prepare.labeling import Labeling
+from invdist.data.prepare.options import Options
+from invdist.data.prepare.pipeline import prepare
+from invdist.data.prepare.synthetic import Scale, SyntheticLog
 from invdist.data.stream.exposures import EXPOSED, ExposurePairs
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.placement import Table
@@ -24,17 +30,17 @@ from tests.distributed import run_ranks
 DIM, PRODUCTS = 8, 200  # enough to converge on data whose singular values are close
 
 
-def _learn(rank: int, size: int, path: str) -> dict[str, np.ndarray]:
+def _learn(rank: int, size: int, path: str, dim: int = DIM, products: int = PRODUCTS) -> dict[str, np.ndarray]:
     dataset, comm = Dataset.open(path), Comm()
     tables = tuple(
-        Table(name, rows, iteration_columns(DIM)) for name, rows in (("user", dataset.users), ("item", dataset.items))
+        Table(name, rows, iteration_columns(dim)) for name, rows in (("user", dataset.users), ("item", dataset.items))
     )
     placed = shard_tables(tables, "row_wise", device=torch.device("cpu"), batch_size=1024, hbm_gb=1, ddr_gb=1)
-    iteration = SubspaceIteration(EmbeddingStore(placed, comm, lambda rows, store: NoOptimizer()), DIM)
+    iteration = SubspaceIteration(EmbeddingStore(placed, comm, lambda rows, store: NoOptimizer()), dim)
     pairs = ExposurePairs(dataset, rank, size, batch_rows=1)
     labeled = ExposurePairs(dataset, rank, size, ("train", "training_test"))
     iteration.start(pairs.batches(), labeled.batches(), seed=0)
-    for product in range(PRODUCTS):
+    for product in range(products):
         iteration.product("user" if product % 2 == 0 else "item", pairs.batches())
     iteration.product("user", pairs.batches(), last=True)
     return {name: iteration.vectors(name).numpy() for name in ("user", "item")}
@@ -59,14 +65,19 @@ def _matrix(dataset: Dataset) -> sp.csr_matrix:
     return sp.csr_matrix((np.ones(len(user)), (user, item)), (dataset.users, dataset.items))
 
 
-def test_they_are_those_of_a_truncated_svd(tiny_data: Path, by_ranks: dict[int, dict[str, np.ndarray]]) -> None:
-    dataset = Dataset.open(str(tiny_data))
+def _by_scipy(dataset: Dataset, dim: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Vectors of users and items by `svds`, and how often each user and item was shown."""
     shown = _matrix(dataset)
     by_user, by_item = (np.asarray(shown.sum(axis)).ravel() for axis in (1, 0))
-    left, values, right = svds(sp.diags((by_user + 5) ** -0.5) @ shown @ sp.diags((by_item + 5) ** -0.5), k=DIM)
+    left, values, right = svds(sp.diags((by_user + 5) ** -0.5) @ shown @ sp.diags((by_item + 5) ** -0.5), k=dim)
     assert left is not None
     assert right is not None
-    expected = {"user": left * values, "item": right.T * values}
+    return {"user": left * values, "item": right.T * values}, by_user, by_item
+
+
+def test_they_are_those_of_a_truncated_svd(tiny_data: Path, by_ranks: dict[int, dict[str, np.ndarray]]) -> None:
+    dataset = Dataset.open(str(tiny_data))
+    expected, by_user, by_item = _by_scipy(dataset, DIM)
     for name, counts in (("user", by_user), ("item", by_item)):
         found = by_ranks[1][name]
         # Cosines between rows do not depend on signs and rotations of columns.
@@ -85,14 +96,32 @@ def test_any_number_of_ranks_finds_the_same(by_ranks: dict[int, dict[str, np.nda
 
 
 def test_a_data_set_with_fewer_items_than_columns_is_no_obstacle(tmp_path: Path) -> None:
-    from invdist.data.prepare.labeling import Labeling
-    from invdist.data.prepare.options import Options
-    from invdist.data.prepare.pipeline import prepare
-    from invdist.data.prepare.synthetic import Scale, SyntheticLog
-
     scale = Scale(users=60, items=16, labeled_rows=160)
     prepare(SyntheticLog("few", scale, 0), Labeling(rules=("finish_rate",)), Options(), tmp_path / "few")
     found = run_ranks(_learn, 1, str(tmp_path / "few"))[0]
     assert np.isfinite(found["user"]).all()
     assert np.isfinite(found["item"]).all()
     assert (np.linalg.norm(found["item"][:, :DIM], axis=1) > 0).any()
+
+
+def test_they_are_as_good_for_labels_as_those_of_scipy(tmp_path: Path) -> None:
+    """With the usual number of products, on a feed whose exposures follow taste and whose labels are few."""
+    dim, path = 16, tmp_path / "feed"
+    scale = Scale(users=500, items=700, labeled_rows=40_000, policy=0.8)
+    options = Options(label_fraction=0.1)
+    prepare(SyntheticLog("feed", scale, 0), Labeling(rules=("finish_rate",)), options, path)
+    dataset = Dataset.open(str(path))
+    ours = {name: rows[:, :dim] for name, rows in run_ranks(_learn, 1, str(path), dim, 13)[0].items()}
+    random = {name: np.random.default_rng(0).normal(size=rows.shape) for name, rows in ours.items()}
+    auc = [_auc(dataset, vectors) for vectors in (ours, _by_scipy(dataset, dim)[0], random)]
+    assert abs(auc[0] - auc[1]) < 0.01
+    assert auc[0] > auc[2] + 0.05
+
+
+def _auc(dataset: Dataset, vectors: dict[str, np.ndarray]) -> float:
+    """Test AUC of a logistic regression on the products of unit vectors."""
+    unit = {name: _unit(rows) for name, rows in vectors.items()}
+    tables = {split: dataset.read(split) for split in ("train", "test")}
+    x = {s: unit["user"][t["user"].to_numpy()] * unit["item"][t["item"].to_numpy()] for s, t in tables.items()}
+    model = LogisticRegression(C=10.0, max_iter=500).fit(x["train"], tables["train"]["label"].to_numpy())
+    return float(roc_auc_score(tables["test"]["label"].to_numpy(), model.decision_function(x["test"])))

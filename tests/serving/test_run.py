@@ -62,5 +62,5 @@ def test_a_strategy_that_scores_its_own_way_must_say_how() -> None:
         def score(self, pairs):  # pragma: no cover
             return pairs.user
 
-    with pytest.raises(UserError, match="Odd scores in a way of its own"):
+    with pytest.raises(UserError, match="Odd overrides `score` but not `frozen`"):
         Odd.frozen(None, 3, {})
