@@ -14,6 +14,13 @@ import torch
 from invdist.bench._peers import FusedStep, ThreeCopiesStep
 from invdist.bench._steps import Driver, memory_mb, on_ranks, random_batches
 from invdist.config.registry import BACKBONES
+from invdist.config.schema import ExposuresConfig
+from invdist.embeddings.comm import Comm
+from invdist.embeddings.row_optimizers import NoOptimizer
+from invdist.embeddings.shared_memory import connect
+from invdist.embeddings.store import EmbeddingStore
+from invdist.embeddings.tables import Table, shard_tables
+from invdist.learning.exposure_vectors import PADDING
 from invdist.models.build import ModelSpec, build_recommender
 from invdist.runtime.errors import UserError
 
@@ -29,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=int, default=32, help="k of the paper")
     parser.add_argument("--batch", type=int, default=1024, help="labeled interactions per rank and step")
     parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
+    parser.add_argument("--exposures", type=int, default=0, metavar="DIM", help="columns of exposure vectors; 0: none")
     parser.add_argument("--repeats", type=int, default=41, help="medians are over this many chunks of each kind")
 
 
@@ -40,6 +48,9 @@ def run(args: argparse.Namespace) -> dict[str, object]:
             raise UserError(f"--{name} must be at least 1, not {value}")
     if args.dim % 4:
         raise UserError(f"--dim must be a multiple of 4, as FBGEMM needs, not {args.dim}")
+    if args.exposures < 0 or args.exposures % 4:
+        raise UserError(f"--exposures must be 0 or a multiple of 4, not {args.exposures}")
+    sizes["exposures"] = args.exposures
     ranks = on_ranks(_measure, args.world_size, args.world_size, args.model, sizes, args.repeats)
     first = ranks[0]
     plain, ig, fused, textbook = (first[f"{name}_ms"] for name in ("plain", "ig", "fused", "textbook"))
@@ -73,8 +84,21 @@ def _measure_plain(rank: int, sizes: dict[str, int]) -> float:
 def _build(rank: int, ranks: int, model: str, sizes: dict[str, int]):
     users, items, dim, batch = (sizes[name] for name in ("users", "items", "dim", "batch"))
     spec = ModelSpec(users=users, items=items, model=model, dim=dim, batch_size=batch * ranks, sharding="row_wise")
-    recommender = build_recommender(spec, torch.device("cpu"))
+    comm, vectors = connect(), None
+    if columns := sizes.get("exposures", 0):
+        spec.exposures = ExposuresConfig(vectors=True, dim=columns, learned=columns)
+        vectors = random_vectors(users, items, columns, comm)
+    recommender = build_recommender(spec, torch.device("cpu"), comm, vectors)
     return recommender, random_batches(users, items, batch, rank=rank, ranks=ranks)
+
+
+def random_vectors(users: int, items: int, columns: int, comm: Comm) -> EmbeddingStore:
+    """Exposure vectors whose values do not matter."""
+    tables = tuple(Table(name, rows, columns + PADDING) for name, rows in (("user", users), ("item", items)))
+    placed = shard_tables(tables, "row_wise", device=torch.device("cpu"), batch_size=1024, hbm_gb=1, ddr_gb=1024)
+    store = EmbeddingStore(placed, comm, lambda local_rows, store: NoOptimizer())
+    store.init(0, columns**-0.5)
+    return store
 
 
 def _measure(rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: int) -> dict[str, float]:

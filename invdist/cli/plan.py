@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     batch.add_argument("--batch-per-gpu", type=_count, metavar="B", help="the same per GPU, kept in a sweep of gpus")
     add("--model", default="gmf", help="gmf or neumf (default: gmf)")
+    add("--exposure-dim", type=_count, default=0, metavar="D", help="columns of exposure vectors (default: 0, none)")
     add("--rate", type=_count, default=1, help="unlabeled pairs per training-test interaction (default: 1)")
     add("--candidates", type=_count, default=3, help="multipliers that are tried (default: 3)")
     add("--optimizer", choices=sorted(OPTIMIZER_FLOATS), default="adam", help="of the table rows (default: adam)")

@@ -55,6 +55,7 @@ class Estimate:
 
     job: Job
     plan: Plan
+    vectors: float
     dense: float
     working: float
     ig_added: float
@@ -68,7 +69,7 @@ class Estimate:
     @property
     def device_bytes(self) -> float:
         """Everything an `ig` run keeps on the fullest device."""
-        return self.plan.total + self.dense + self.working + self.ig_added
+        return self.plan.total + self.vectors + self.dense + self.working + self.ig_added
 
     @property
     def epoch_s(self) -> tuple[float, float] | None:
@@ -96,6 +97,7 @@ class Estimate:
                 "rows": self.plan.rows,
                 "optimizer_state": self.plan.state,
                 "exchange_buffers": self.plan.buffers,
+                "exposure_vectors": self.vectors,
                 "dense": self.dense,
                 "working": self.working,
                 "ig_added": self.ig_added,
@@ -121,7 +123,7 @@ def estimate(job: Job) -> Estimate:
     """Plans one job. Raises `UserError` if it does not fit, with the number of GPUs that would be enough."""
     job.check()
     try:
-        plan = make_plan(job, _for_tables(job))
+        plan = make_plan(job, _for_tables(job) - formulas.vectors_bytes(job))
     except DoesNotFit:
         raise UserError(_too_large(job)) from None
     plain = formulas.busiest(job, plan.tables, inverse_gradient=False)
@@ -129,6 +131,7 @@ def estimate(job: Job) -> Estimate:
     return Estimate(
         job=job,
         plan=plan,
+        vectors=formulas.vectors_bytes(job),
         dense=formulas.dense_bytes(job),
         working=formulas.plain_working_bytes(job),
         ig_added=formulas.ig_added_bytes(job),
@@ -202,7 +205,7 @@ def smallest_gpus(job: Job) -> int | None:
 
 def _fits(job: Job) -> bool:
     try:
-        make_plan(replace(job, sharding="row_wise"), _for_tables(job))
+        make_plan(replace(job, sharding="row_wise"), _for_tables(job) - formulas.vectors_bytes(job))
     except DoesNotFit:
         return False
     return True

@@ -5,7 +5,7 @@ Symbols:
     G          ranks, one GPU each
     n          labeled pairs of a rank and step: batch / G, rounded up
     u          unlabeled pairs of a rank in an inverse-gradient step: rate * n
-    W          columns of a table row (dim for GMF, 5 * dim for NeuMF)
+    W          columns of a table row (dim for GMF, 5 * dim for NeuMF), without exposure vectors
     P          dense parameters
     C          candidates
     U, V       the unlabeled and the training-test batch
@@ -62,6 +62,8 @@ class Traffic:
     ids: float = 0
     """Ids to their owners, and how many of them."""
     rows: float = 0
+    vectors: float = 0
+    """Exposure vectors of the same rows."""
     gradients: float = 0
     deltas: float = 0
     losses: float = 0
@@ -74,7 +76,7 @@ class Traffic:
     @property
     def total(self) -> float:
         """All bytes."""
-        return self.ids + self.rows + self.gradients + self.deltas + self.losses + self.dense
+        return self.ids + self.rows + self.vectors + self.gradients + self.deltas + self.losses + self.dense
 
     @property
     def collectives(self) -> int:
@@ -96,9 +98,10 @@ def plain_traffic(job: Job, spreads: Sequence[Spread], rank: int = 0) -> Traffic
     return Traffic(
         ids=asked * ID + _counts(job, groups=1),
         rows=0 if replicated else answered_bytes,
+        vectors=_vectors(job, spreads, rank, job.pairs),
         gradients=asked_bytes,
         dense=all_reduce_bytes(_dense_message(job), job.gpus),
-        all_to_alls=3 if replicated else 4,
+        all_to_alls=(3 if replicated else 4) + (job.exposure_dim > 0),
         all_reduces=1,
     )
 
@@ -116,11 +119,12 @@ def ig_traffic(job: Job, spreads: Sequence[Spread], rank: int = 0) -> Traffic:
     return Traffic(
         ids=(asked_V + asked_U) * ID + _counts(job, groups=2),
         rows=0 if replicated else answered_bytes_V + answered_bytes_U,
+        vectors=_vectors(job, spreads, rank, job.pairs + job.unlabeled),
         gradients=asked_bytes_V + asked_bytes_U,
         deltas=0 if replicated else answered_bytes_V,
         losses=all_reduce_bytes(figures * DOUBLE, job.gpus),
         dense=2 * all_reduce_bytes(_dense_message(job), job.gpus),
-        all_to_alls=4 if replicated else 6,
+        all_to_alls=(4 if replicated else 6) + (job.exposure_dim > 0),
         all_reduces=3,
     )
 
@@ -136,10 +140,10 @@ def plain_working_bytes(job: Job) -> float:
     """Memory of a log-loss step beside tables and dense state, if nothing is freed before its end.
 
     Ten buffers of the fetched rows: sent, received, in order; their gradient, in sending order, received, summed,
-    scaled; and the two moments of the unique rows. Eight index arrays for each of three steps (ids are exchanged
+    scaled; and the two moments of the unique rows. Exposure vectors: sent, received, in order. Eight index arrays for each of three steps (ids are exchanged
     two steps ahead). Saved values of the tower and their gradients.
     """
-    return 10 * _rows(job, job.pairs) + _indices(job.pairs) + 2 * _saved(job, job.pairs)
+    return 10 * _rows(job, job.pairs) + _indices(job.pairs) + 2 * _saved(job, job.pairs) + _frozen(job, job.pairs)
 
 
 def ig_added_bytes(job: Job) -> float:
@@ -150,6 +154,7 @@ def ig_added_bytes(job: Job) -> float:
     are kept). Of the dense parameters: the update, a copy, and the candidate. No term grows with the tables.
     """
     of_U = 11 * _rows(job, job.unlabeled) + _indices(job.unlabeled) + 2 * _saved(job, job.unlabeled)
+    of_U += _frozen(job, job.unlabeled)
     of_V = 5 * _rows(job, job.pairs) + _saved(job, job.pairs) + job.candidates * job.pairs * FLOAT
     return of_U + of_V + 3 * job.backbone.dense * FLOAT
 
@@ -163,6 +168,12 @@ def dense_bytes(job: Job) -> float:
     """Dense parameters with gradient and optimizer state."""
     state = 1.0 if job.optimizer == "rowwise_adagrad" else OPTIMIZER_FLOATS[job.optimizer]
     return job.backbone.dense * FLOAT * (2 + state)
+
+
+def vectors_bytes(job: Job) -> float:
+    """Exposure vectors on the fullest device: row-wise and without optimizer state."""
+    rows = -(-job.users // job.gpus) + -(-job.items // job.gpus)
+    return rows * job.backbone.frozen * FLOAT
 
 
 def memory_traffic(job: Job, inverse_gradient: bool) -> float:
@@ -196,6 +207,11 @@ def _pieces(job: Job, spreads: Sequence[Spread], rank: int, pairs: int) -> tuple
     return sum(count for count, _ in asked), sum(count * size for count, size in asked), answered
 
 
+def _vectors(job: Job, spreads: Sequence[Spread], rank: int, pairs: int) -> float:
+    """Bytes of the exposure vectors that a rank sends to others."""
+    return sum(spread.answered(rank, job.gpus, pairs) for spread in spreads) * job.backbone.frozen * FLOAT
+
+
 def _counts(job: Job, groups: int) -> int:
     return groups * ID * (job.gpus - 1)
 
@@ -207,6 +223,10 @@ def _dense_message(job: Job) -> int:
 
 def _rows(job: Job, pairs: int) -> float:
     return 2 * pairs * job.backbone.columns * FLOAT
+
+
+def _frozen(job: Job, pairs: int) -> float:
+    return 3 * 2 * pairs * job.backbone.frozen * FLOAT
 
 
 def _saved(job: Job, pairs: int) -> float:

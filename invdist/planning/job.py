@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from invdist.config.registry import BACKBONES
+from invdist.config.schema import ExposuresConfig
 from invdist.embeddings.placement import GIB
+from invdist.models.build import with_head
 from invdist.runtime.errors import UserError
 
 FLOAT, ID, DOUBLE = 4, 8, 8
@@ -53,6 +55,8 @@ class BackboneSize(NamedTuple):
     """Dense parameters."""
     saved: int
     """Values that the backward pass of a pair keeps beside its rows."""
+    frozen: int = 0
+    """Columns of exposure vectors beside a table row, which have no optimizer state."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Job:
     """Labeled training interactions; None: no epoch time."""
     test_share: float = 0.1
     """Share of them that is training-test."""
+    exposure_dim: int = 0
+    """Columns of the exposure vectors that the model reads; 0: none."""
     hardware: Hardware = field(default_factory=Hardware)
 
     def check(self) -> None:
@@ -88,6 +94,10 @@ class Job:
             raise UserError(f"--candidates must be at least 2 (pass and another), not {self.candidates}")
         if self.dim % 4:
             raise UserError(f"--dim must be a multiple of 4, as FBGEMM needs, not {self.dim}")
+        if self.exposure_dim < 0 or self.exposure_dim % 4:
+            raise UserError(f"--exposure-dim must be 0 or a multiple of 4, not {self.exposure_dim}")
+        if self.exposure_dim and (self.sharding not in ("auto", "row_wise") or self.optimizer != "adam"):
+            raise UserError("--exposure-dim: exposure vectors need --sharding row_wise and --optimizer adam")
         if self.batch < self.gpus:
             raise UserError(
                 f"--batch is rows per step over all GPUs: {self.batch:,} leaves some of {self.gpus:,} GPUs without work"
@@ -100,7 +110,7 @@ class Job:
     @property
     def backbone(self) -> BackboneSize:
         """Sizes of the backbone."""
-        return backbone_size(self.model, self.dim)
+        return backbone_size(self.model, self.dim, self.exposure_dim)
 
     @property
     def pairs(self) -> int:
@@ -114,8 +124,8 @@ class Job:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of one table row with its optimizer state."""
-        extra = FLOAT if self.optimizer == "rowwise_adagrad" else 0
+        """Bytes of one table row with its optimizer state and its exposure vector."""
+        extra = FLOAT if self.optimizer == "rowwise_adagrad" else self.backbone.frozen * FLOAT
         return self.backbone.columns * FLOAT * (1 + OPTIMIZER_FLOATS[self.optimizer]) + extra
 
     @property
@@ -130,12 +140,15 @@ class Job:
 
 
 @functools.cache
-def backbone_size(model: str, dim: int) -> BackboneSize:
+def backbone_size(model: str, dim: int, exposure_dim: int = 0) -> BackboneSize:
     """The sizes of a backbone, counted on one built without memory."""
     pairs = 8
     with torch.device("meta"):
         backbone: Any = BACKBONES.get(model)(dim=dim)
-        user, item = (torch.empty(pairs, backbone.columns, requires_grad=True) for _ in range(2))
+        if exposure_dim:
+            backbone = with_head(backbone, ExposuresConfig(vectors=True, dim=exposure_dim, learned=exposure_dim))
+        columns = backbone.columns + backbone.frozen_columns
+        user, item = (torch.empty(pairs, columns, requires_grad=True) for _ in range(2))
         parameters = {id(parameter) for parameter in backbone.parameters()}
         kept: list[int] = []
 
@@ -147,4 +160,4 @@ def backbone_size(model: str, dim: int) -> BackboneSize:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             backbone(user, item)
     dense = sum(parameter.numel() for parameter in backbone.parameters())
-    return BackboneSize(backbone.columns, dense, -(-sum(kept) // pairs))
+    return BackboneSize(backbone.columns, dense, -(-sum(kept) // pairs), backbone.frozen_columns)

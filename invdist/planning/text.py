@@ -71,6 +71,7 @@ def _memory(found: Estimate) -> str:
         ("rows", found.plan.rows, "planner"),
         (f"optimizer state ({found.job.optimizer})", found.plan.state, "planner"),
         ("exchange buffers", found.plan.buffers, "planner"),
+        *([("exposure vectors", found.vectors, "ours")] if found.vectors else []),
         ("dense parameters and state", found.dense, "ours"),
         ("working memory of a plain step", found.working, "ours"),
         ("added by an IG step", found.ig_added, "ours"),
@@ -86,6 +87,7 @@ def _traffic(found: Estimate) -> str:
     parts: dict[str, Callable[[Any], float]] = {
         "ids": lambda t: t.ids,
         "rows": lambda t: t.rows,
+        **({"exposure vectors": lambda t: t.vectors} if found.vectors else {}),
         "gradients of rows": lambda t: t.gradients,
         "deltas": lambda t: t.deltas,
         "candidate losses": lambda t: t.losses,

@@ -88,6 +88,9 @@ def _cards(history: History) -> list[tuple[str, str]]:
         cards.append((count((final or last)["rows_per_s"]), "rows/s"))
     if final.get("seconds") is not None:
         cards.append((duration(final["seconds"]), "training time"))
+    learning = [event.get("seconds") for event in history.of("vectors")]
+    if seconds := [value for value in learning if isinstance(value, int | float)]:
+        cards.append((duration(sum(seconds)), "learning exposure vectors, once per data set"))
     if (final.get("annotations") or {}).get("auc") is not None:
         cards.append((number(final["annotations"]["auc"]), "annotation AUC"))
     return cards

@@ -147,6 +147,8 @@ class StudyTrials:
     def _trial(self, table: Table, case: Case, role: str, point: Point, seed: int) -> Trial:
         dataset = self.datasets[table.name]
         config = resolve(self.study, table, case, point, seed, path=dataset.path, test=role == TESTING)
+        if config.exposures.path is None:  # beside the data sets, for all trials of all studies on them
+            config.exposures.path = str(Path(self.study.cache).absolute() / "exposure-vectors")
         name = f"{role}-{seed}-{identity(config, dataset.fingerprint)}"
         folder = self.study.path / "trials" / table.name / case.name / name
         return Trial(case, role, seed, point, configs.dump(config), folder)

@@ -14,6 +14,7 @@ from typing import Any
 from invdist import config as configs
 from invdist.config import Config
 from invdist.config.fields import Section
+from invdist.config.plain_yaml import parse, to_yaml
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
 from invdist.study.spec import FLOOR, Study, Table
@@ -179,6 +180,8 @@ def resolve(
         # One rank needs no reader processes; and counting means is not worth the start of several ranks.
         ray["workers"], mapping["data"]["readers"] = 1, 0
         ray.pop("min_workers", None)
+    if case.strategy == FLOOR:
+        mapping.pop("exposures", None)  # it reads no vectors, so it need not wait for them
     training["test"] = test
     source = f"study {study.name}, table {table.name}, {case.label}"
     config = configs.from_mapping(mapping, source=source)
@@ -190,8 +193,11 @@ def resolve(
 def identity(config: Config, fingerprint: str) -> str:
     """The identity of a trial: a hash of its data and all its settings, without paths."""
     settings = configs.from_text(configs.dump(config))
-    settings.name, settings.runs, settings.data.path = None, "", "-"
-    text = json.dumps([configs.dump(settings), fingerprint])
+    settings.name, settings.runs, settings.data.path, settings.exposures.path = None, "", "-", None
+    mapping = parse(configs.dump(settings).encode(), "settings")
+    if not settings.exposures.vectors:
+        del mapping["exposures"]  # so that studies from before there were vectors can be continued
+    text = json.dumps([to_yaml(mapping), fingerprint])
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -10,10 +10,11 @@ import torch
 
 from invdist.config import Config
 from invdist.config.fields import Problem, fail
-from invdist.config.registry import BACKBONES
 from invdist.data.dataset import Dataset
 from invdist.data.stream.blocks import missing_data
 from invdist.embeddings.placement import GIB
+from invdist.learning.exposure_vectors import PADDING, iteration_columns
+from invdist.models.build import build_backbone
 from invdist.runtime.errors import UserError
 from invdist.training.build import phases_of, stream_of
 
@@ -59,16 +60,20 @@ def _misfits(config: Config, dataset: Dataset) -> Iterator[tuple[str, str]]:
 
 
 def model_bytes(config: Config, dataset: Dataset) -> float:
-    """Bytes of one copy of the model with its optimizer state, at least: tables and dense weights."""
+    """Bytes of one copy of the model with its optimizer state, at least: tables and dense weights.
+
+    Or those of learning its exposure vectors, which is over before the model is made, if they are more.
+    """
+    rows, exposures = dataset.users + dataset.items, config.exposures
     try:
         with torch.device("meta"):  # shapes without memory
-            backbone = BACKBONES.get(config.model)(
-                dim=config.rows.dim, dropout=config.tower.dropout, bias=config.rows.bias
-            )
-        values = (dataset.users + dataset.items) * backbone.columns + sum(p.numel() for p in backbone.parameters())
+            backbone = build_backbone(config.model, config.rows, config.tower, exposures)
+        values = rows * backbone.columns + sum(p.numel() for p in backbone.parameters())
     except RuntimeError:  # a size beyond 64 bits
         return float("inf")
-    return 4.0 * values * (3 if config.rows.optimizer == "adam" else 1)
+    size = 4.0 * (values * (3 if config.rows.optimizer == "adam" else 1) + rows * backbone.frozen_columns)
+    learning = iteration_columns(exposures.learned) + exposures.learned + PADDING if exposures.vectors else 0
+    return max(size, 4.0 * rows * learning)
 
 
 def _exceeds_caps(config: Config, size: float) -> str | None:

@@ -42,12 +42,14 @@ class ProgressView:
     def _show_new(self) -> None:
         step = None
         for event in self._tail.new():
-            if event["event"] == "step":
+            if event["event"] == "step" or (event["event"] == "vectors" and event["product"] < event["products"]):
                 step = event
             elif (text := describe(event)) is not None:
                 self._line.print(text)
                 step = None  # it belongs to what was just summed up
-        if step is not None:
+        if step is not None and step["event"] == "vectors":
+            self._line.show(_describe_product(step), step["product"], step["products"])
+        elif step is not None:
             self._line.show(_describe_step(step), step.get("step", 0), step.get("steps"))
 
 
@@ -58,6 +60,8 @@ def describe(event: dict[str, Any]) -> str | None:
             ranks = f"{event['world_size']} rank(s), {event['device']}, {event['backend']}"
             tables = (f"  {t['table']}: {t['rows']:,} x {t['dim']}, {t['sharding']}" for t in event["plan"])
             return "\n".join([f"{event['method']} on {event['model']}: {ranks}", *tables])
+        case "vectors" if event["product"] == event["products"]:
+            return f"{_describe_product(event)}; learned from {event['exposures']:,} exposures"
         case "resume":
             return f"continuing from {event['checkpoint']} at step {event['global_step']:,}"
         case "epoch":
@@ -74,6 +78,10 @@ def describe(event: dict[str, Any]) -> str | None:
         case "warning":
             return f"warning: {event['message']}"
     return None
+
+
+def _describe_product(event: dict[str, Any]) -> str:
+    return f"exposure vectors: product {event['product']} of {event['products']}, {event['seconds']:.1f} s"
 
 
 def _describe_step(event: dict[str, Any]) -> str:

@@ -24,6 +24,16 @@ KEYS = {
 }
 
 
+def test_step_with_exposure_vectors(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "64", "--repeats", "1"]
+    sent = {}
+    for columns in ("0", "16"):
+        assert bench.main(["step", "--world-size", "2", "--json", *sizes, "--exposures", columns]) == 0
+        sent[columns] = json.loads(capsys.readouterr().out)["plain_collectives"]
+    assert sent["16"] == sent["0"] + 1
+    assert bench.main(["step", "--exposures", "3"]) == 2
+
+
 def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "64", "--repeats", "3"]
     assert bench.main(["step", "--world-size", "2", "--json", *sizes]) == 0

@@ -69,11 +69,12 @@ def test_a_step_too_large_for_any_number_of_gpus(capsys: pytest.CaptureFixture[s
 
 
 def test_neumf_needs_five_times_the_columns() -> None:
-    columns, dense, saved = backbone_size("neumf", 32)
+    columns, dense, saved, frozen = backbone_size("neumf", 32)
+    assert frozen == 0
     assert columns == 160
     assert dense == 42 * 32**2 + 9 * 32 + 1
     assert saved >= (8 + 4 + 2 + 1 + 2) * 32
-    assert backbone_size("gmf", 32) == (32, 33, 32)
+    assert backbone_size("gmf", 32) == (32, 33, 32, 0)
 
 
 def test_a_sweep_is_a_line_per_value(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,3 +183,24 @@ def test_a_number_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], te
         main([f"--users={text}", "--items", "3", "--gpus", "1"])
     assert ended.value.code == 2
     assert "whole number" in capsys.readouterr().err or text != "1.5"
+
+
+def test_exposure_vectors_are_counted_without_optimizer_state(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--users", "1M", "--items", "1M", "--gpus", "4", "--dim", "32"]
+    plain, found = planned(capsys, *options), planned(capsys, *options, "--exposure-dim", "64")
+    memory = found["device_bytes"]
+    assert plain["device_bytes"]["exposure_vectors"] == 0
+    assert memory["exposure_vectors"] == 2 * 250_000 * (64 + 4) * 4
+    assert memory["rows"] == 2 * 250_000 * (32 + 4 + 64) * 4  # the backbone's columns, the bias, and c
+    assert memory["optimizer_state"] == 2 * memory["rows"]
+    parts = ("rows", "optimizer_state", "exchange_buffers", "exposure_vectors", "dense", "working", "ig_added")
+    assert memory["total"] == pytest.approx(sum(memory[part] for part in parts))
+    assert {table["sharding"] for table in found["tables"]} == {"row_wise"}
+    assert found["largest_users"] < plain["largest_users"] / 3
+    # 16,384 pairs of a rank, three quarters of whose rows are elsewhere.
+    assert found["bytes_per_step"]["plain"]["vectors"] == 2 * 16_384 * 0.75 * 68 * 4
+    assert main([*options, "--exposure-dim", "64"]) == 0
+    assert "exposure vectors" in capsys.readouterr().out
+    assert main([*options, "--exposure-dim", "30"]) == 2
+    assert "multiple of 4" in capsys.readouterr().err
+    assert main([*options, "--exposure-dim", "32", "--optimizer", "sgd"]) == 2

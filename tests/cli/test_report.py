@@ -166,3 +166,15 @@ def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()
+
+
+def test_the_time_of_learning_exposure_vectors_is_shown(tmp_path: Path) -> None:
+    product = {"event": "vectors", "products": 2, "exposures": 9, "seconds": 37.5, "time": 0.0}
+    damaged = product | {"product": 3, "seconds": "long"}
+    run = write_run(tmp_path / "run", [product | {"product": 1}, product | {"product": 2}, damaged, *ig_events()])
+    assert main(["--run", str(run)]) == 0
+    text = " ".join(Reader((run / "report.html").read_text()).text)
+    assert re.search(r"1 min 15 s\s+learning exposure vectors", text)
+    other = write_run(tmp_path / "other", ig_events())
+    assert main(["--run", str(other)]) == 0
+    assert "exposure vectors" not in (other / "report.html").read_text()

@@ -17,6 +17,7 @@ from invdist.cli import study as command
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import exclusive
 from invdist.runtime.private_ray import PrivateRay
+from invdist.serving.run import open_run
 from invdist.study import run as running
 from invdist.study.spec import load
 from invdist.training.history import History
@@ -74,6 +75,20 @@ def test_a_study_from_the_spec_to_the_table(tmp_path: Path, ray_cluster: Private
     assert (study.path / "figures" / "feed-metrics.html").is_file()
     assert (study.path / "figures" / "feed-directions.html").is_file()
     assert sum("seed 0" in line for line in lines) == 4
+
+
+def test_all_trials_share_one_set_of_exposure_vectors(tmp_path: Path, ray_cluster: PrivateRay) -> None:
+    mapping = tiny(tmp_path, strategies=["none"], seeds=[0])
+    mapping["base"] |= {"exposures": {"vectors": True, "learned": 16, "dim": 8}}
+    study = load(written(mapping, tmp_path))
+    running.run(study, say=lambda line: None)
+    runs = [path for path, result in _results(tmp_path).items() if result["status"] == "finished"]
+    assert len(runs) == 4  # two of tuning, at the same time; the selected one; the means
+    products = [event["product"] for run in runs for event in History.read(run).of("vectors")]
+    assert products == list(range(1, 15))
+    assert len(list((tmp_path / "cache" / "exposure-vectors").iterdir())) == 1
+    scored = [run for run in runs if "none" in run.parent.name and run.name.startswith("seed")]
+    assert open_run(scored[0]).config.exposures.vectors
 
 
 def test_a_killed_study_continues_without_repeating_what_is_done(tmp_path: Path, ray_cluster: PrivateRay):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,14 +12,18 @@ from invdist.planning.job import Job
 from tests.distributed import run_ranks
 
 RANKS, USERS, ITEMS, DIM, PAIRS, RATE = 2, 48, 48, 32, 24, 2
+VECTORS = 8
 SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 CANDIDATES = [-3.0, -1.0, 0.0, 1.0]
 
 
 def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int, list[list[int]]]]:
     """Bytes and collectives of one step of each kind, and the owners of each table's pieces."""
+    from invdist.bench.step import random_vectors
     from invdist.config.registry import STRATEGIES
+    from invdist.config.schema import ExposuresConfig
     from invdist.data.stream.batches import Batch
+    from invdist.embeddings.shared_memory import connect
     from invdist.learning.strategy import Setting
     from invdist.models.build import ModelSpec, build_recommender
 
@@ -32,9 +38,14 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
         global_rows=PAIRS * ranks,
         step=0,
     )
-    for sharding in SHARDINGS:
-        spec = ModelSpec(users=USERS, items=ITEMS, dim=DIM, batch_size=PAIRS * ranks, sharding=sharding)
-        model = build_recommender(spec, torch.device("cpu"))
+    for sharding in (*SHARDINGS, "vectors"):
+        spec = ModelSpec(users=USERS, items=ITEMS, dim=DIM, batch_size=PAIRS * ranks)
+        comm, vectors = connect(), None
+        spec.sharding = "row_wise" if sharding == "vectors" else sharding
+        if sharding == "vectors":
+            spec.exposures = ExposuresConfig(vectors=True, dim=VECTORS, learned=VECTORS)
+            vectors = random_vectors(USERS, ITEMS, VECTORS, comm)
+        model = build_recommender(spec, torch.device("cpu"), comm, vectors)
         layout = model.rows.layout
         owners = [[shard.rank for shard in layout.of(table)] for table in ("user", "item")]
         for method, phase in (("none", 0), ("ig", 1)):
@@ -65,12 +76,14 @@ def counted() -> list[dict[tuple[str, str], tuple[int, int, list[list[int]]]]]:
 
 
 @pytest.mark.parametrize("method", ["none", "ig"])
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", [*SHARDINGS, "vectors"])
 def test_the_engine_sends_what_the_formula_says(counted: list, sharding: str, method: str) -> None:
     job = Job(users=USERS, items=ITEMS, dim=DIM, batch=PAIRS * RANKS, gpus=RANKS, rate=RATE, candidates=len(CANDIDATES))
+    job = replace(job, exposure_dim=VECTORS if sharding == "vectors" else 0)
     for rank, by_kind in enumerate(counted):
         sent, collectives, owners = by_kind[sharding, method]
-        spreads = [Spread(sharding=sharding, columns=DIM, owners=tuple(table)) for table in owners]
+        kind = "row_wise" if sharding == "vectors" else sharding
+        spreads = [Spread(sharding=kind, columns=job.backbone.columns, owners=tuple(table)) for table in owners]
         expected = (ig_traffic if method == "ig" else plain_traffic)(job, spreads, rank)
         # The engine rounds each all-reduce down to whole bytes.
         assert sent == pytest.approx(expected.total, abs=3), f"rank {rank}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
+
+from invdist.training import progress
 from invdist.training.events import EventLog
 from invdist.training.progress import ProgressView, describe
 from tests.report.generated import ig_events
@@ -46,3 +49,12 @@ def test_a_log_has_a_line_for_each_table_epoch_and_warning(tmp_path: Path) -> No
 def test_a_loss_that_is_not_finite_is_a_dash() -> None:
     epoch = next(event for event in ig_events() if event["event"] == "epoch")
     assert "loss -  valid" in (describe(epoch | {"loss": None}) or "")
+
+
+def test_the_stage_of_exposure_vectors_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.0)
+    product = {"event": "vectors", "products": 14, "exposures": 60_000, "seconds": 0.84}
+    lines = _shown(tmp_path, [product | {"product": number} for number in range(1, 15)])
+    assert lines[-1] == "exposure vectors: product 14 of 14, 0.8 s; learned from 60,000 exposures"
+    unfinished = _shown(tmp_path / "killed", [product | {"product": 3}])
+    assert any("exposure vectors: product 3 of 14, 0.8 s" in line for line in unfinished)

@@ -127,3 +127,19 @@ def test_checkpoints_of_earlier_versions_go_on_within_an_epoch(tiny_data: Path) 
     config.exposures.dim = 32
     with pytest.raises(UserError, match="exposures.dim=64, which a resumed run cannot change"):
         check_continues("new", Position(), extra, config, dataset, phases)
+
+
+def test_the_size_of_a_model_counts_the_columns_of_vectors(tiny_data: Path) -> None:
+    dataset = Dataset.open(str(tiny_data))
+    rows = dataset.users + dataset.items
+    given = {"data": {"path": str(tiny_data)}, "rows": {"dim": 8}}
+    exposures = {"vectors": True, "dim": 16, "learned": 16, "hidden": 4}
+    config = configs.from_mapping(given | {"exposures": exposures})
+    # GMF's 8 columns and those of the head with two moments each; vectors and counts are frozen.
+    features = 3 * 16 + 2
+    dense = 9 + 16 * 16 + (features + 1) + (features + 1) * 4 + 4
+    expected = 4 * (3 * (rows * (8 + 4 + 16) + dense) + rows * (16 + 4))
+    assert data_checks.model_bytes(config, dataset) == expected
+    # Many learned columns take more than the model that reads few of them.
+    config.exposures.learned = 1000
+    assert data_checks.model_bytes(config, dataset) == 4 * rows * ((1000 + 64 + 4) + (1000 + 4))
