@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from invdist.embeddings.row_optimizers import Adam, ColumnGroup
 
 ROWS, COLUMNS, SPLIT = 3000, 20, 12
-SHARED = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999}
+SHARED: dict[str, Any] = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999}
 
 
 def _steps() -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def _model(kind: str, items: int) -> FrozenModel:
     return FrozenModel(torch.randn(USERS, columns), torch.randn(items, columns), backbone)
 
 
-def _tolerance(kind: str) -> dict[str, float]:
+def _tolerance(kind: str) -> dict[str, Any]:
     # Logits of a head over random rows are in the tens, not near one as the others.
     return {"rtol": 1e-6, "atol": 2e-5} if "vectors" in kind else {"atol": 1e-5}
 
@@ -60,7 +61,9 @@ def _brute_force(model: FrozenModel, user: int) -> np.ndarray:
         return model(torch.full_like(items, user), items).numpy()
 
 
-@pytest.mark.parametrize("kind", ["gmf", "gmf+bias", "neumf", "neumf+bias", "means", "odd", "gmf+vectors", "neumf+vectors", "odd+vectors"])
+@pytest.mark.parametrize(
+    "kind", ["gmf", "gmf+bias", "neumf", "neumf+bias", "means", "odd", "gmf+vectors", "neumf+vectors", "odd+vectors"]
+)
 def test_all_pairs_are_every_pair_by_itself(kind: str) -> None:
     model = _model(kind, 700)
     form = all_pairs(model.backbone)

@@ -176,7 +176,10 @@ def test_any_number_of_ranks_trains_the_same_model(tiny_data: Path, tmp_path: Pa
         learned = _events(run, "vectors")
         assert [event["product"] for event in learned] == list(range(1, 15))
         assert {event["exposures"] for event in learned} == {_exposures(tiny_data)}
-    np.testing.assert_allclose(runs[2]["weights"], runs[1]["weights"], atol=2e-3)
+    # Vectors are equal up to rounding, and where a gradient is nearly zero Adam makes a step of that.
+    difference = np.abs(runs[2]["weights"] - runs[1]["weights"])
+    assert difference.max() < 1e-3
+    assert difference.mean() < 1e-6
     assert runs[2]["final"]["test"]["auc"] == pytest.approx(runs[1]["final"]["test"]["auc"], abs=1e-3)
 
 
