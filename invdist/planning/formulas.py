@@ -140,8 +140,8 @@ def plain_working_bytes(job: Job) -> float:
     """Memory of a log-loss step beside tables and dense state, if nothing is freed before its end.
 
     Ten buffers of the fetched rows: sent, received, in order; their gradient, in sending order, received, summed,
-    scaled; and the two moments of the unique rows. Exposure vectors: sent, received, in order. Eight index arrays for each of three steps (ids are exchanged
-    two steps ahead). Saved values of the tower and their gradients.
+    scaled; and the two moments of the unique rows. Exposure vectors: sent, received, in order. Eight index arrays for
+    each of three steps (ids are exchanged two steps ahead). Saved values of the tower and their gradients.
     """
     return 10 * _rows(job, job.pairs) + _indices(job.pairs) + 2 * _saved(job, job.pairs) + _frozen(job, job.pairs)
 

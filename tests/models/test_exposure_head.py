@@ -1,4 +1,4 @@
-"""The head over exposure vectors: its formula by numpy, its parts, its penalty, and rows without labels or exposures."""
+"""The head over exposure vectors: its formula by numpy, its parts, its penalty, rows without labels or exposures."""
 
 from __future__ import annotations
 

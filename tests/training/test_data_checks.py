@@ -74,6 +74,6 @@ def test_what_the_phases_of_a_strategy_need(rows: dict, items: int, settings: di
 def test_training_is_refused_before_a_run_folder_or_ray_is_made(tmp_path: Path, all_labeled: Path) -> None:
     assert not Dataset.open(str(all_labeled), verify="fast").rows["unclear"]
     settings = {"data": {"path": str(all_labeled)}, "method": "ig", "runs": str(tmp_path / "runs")}
-    with pytest.raises(UserError, match="unlabeled.source: exposures: the data set has no unclear exposures"):
+    with pytest.raises(UserError, match=r"unlabeled.source: exposures: the data set has no unclear exposures"):
         train.train(config.from_mapping(settings))
     assert not (tmp_path / "runs").exists()

@@ -118,14 +118,14 @@ def test_checkpoints_of_earlier_versions_go_on_within_an_epoch(tiny_data: Path) 
     extra = {"dataset": dataset.fingerprint, "config": to_yaml(settings), "phases": saved}
     check_continues("old", Position(step=5), extra, config, dataset, phases)
     changed = configs.from_mapping({"data": {"path": str(tiny_data)}, "method": "ig", "ig": {"turns": 2}})
-    with pytest.raises(UserError, match="ig.turns=1"):
+    with pytest.raises(UserError, match=r"ig.turns=1"):
         check_continues("old", Position(step=5), extra, changed, dataset, phases_of(changed, dataset))
     config.exposures.vectors = True
-    with pytest.raises(UserError, match="exposures.vectors=False"):
+    with pytest.raises(UserError, match=r"exposures.vectors=False"):
         check_continues("old", Position(step=5), extra, config, dataset, phases)
     extra["config"] = configs.dump(config)
     config.exposures.dim = 32
-    with pytest.raises(UserError, match="exposures.dim=64, which a resumed run cannot change"):
+    with pytest.raises(UserError, match=r"exposures.dim=64, which a resumed run cannot change"):
         check_continues("new", Position(), extra, config, dataset, phases)
 
 

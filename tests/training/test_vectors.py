@@ -209,7 +209,7 @@ def test_a_run_whose_vectors_are_gone_says_so(tiny_data: Path, tmp_path: Path) -
     given = ("exposures.vectors=true", "training.epochs=1", f"exposures.path={tmp_path / 'kept'}")
     run = train_here(tiny_data, tmp_path / "run", *given)
     (tmp_path / "kept").rename(tmp_path / "moved")
-    with pytest.raises(UserError, match="exposure vectors of the run are not in .*exposures.path="):
+    with pytest.raises(UserError, match=r"exposure vectors of the run are not in .*exposures.path="):
         open_run(run)
     assert open_run(run, [f"exposures.path={tmp_path / 'moved'}"]).model.user.isfinite().all()
     final = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
