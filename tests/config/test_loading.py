@@ -51,7 +51,7 @@ def test_all_problems_of_file_overrides_and_strategy_sections_come_together(tmp_
     text = str(caught.value)
     for expected in (
         f"{file}: method: expected text that is one of ",
-        f"{file}: data.batch_size: expected a whole number at least 1, not 0",
+        f"{file}: data.batch_size: expected a whole number at least 1 or auto, not 0",
         f"{file}: ig.alpha: expected a number above 0 or null, not -1",
         f"{file}: optimizer.gama: no such key; did you mean optimizer.gamma?",
         f"{file}: none.x: no such key",
@@ -95,5 +95,5 @@ def test_every_field_has_a_doc_line() -> None:
             assert all(f.description for f in kind.model_fields.values() if f not in nested), name
             assert describe(kind, f"{name}.") in parser.format_help()
             checked += 1
-    assert checked == 8 + len(STRATEGIES.names())
+    assert checked == 9 + len(STRATEGIES.names())
     assert "ig.alpha  (a number above 0 or null; default null)" in parser.format_help()

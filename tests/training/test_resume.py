@@ -9,6 +9,7 @@ import pytest
 
 from invdist import config as configs
 from invdist import train
+from invdist.config.defaults import OWN_DATA
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
 from invdist.training import data_checks, ray_backend, run_folder
@@ -102,4 +103,4 @@ def test_training_without_a_data_set_says_how_to_get_one(capsys: pytest.CaptureF
     assert "give data.path=FOLDER" in capsys.readouterr().err
     assert train.main(["data.path=somewhere", "--print-config"]) == 0
     printed = configs.from_text(capsys.readouterr().out)
-    assert configs.dump(printed) == configs.dump(configs.from_mapping({"data": {"path": "somewhere"}}))
+    assert configs.dump(printed) == configs.dump(configs.load(OWN_DATA, ["data.path=somewhere"]))
