@@ -23,7 +23,7 @@ class DataConfig(Section):
     """Folder or URI of a data set made by `invdist prepare`."""
     batch_size: Count | Literal["auto"] = 1024
     """Labeled interactions per step, over all workers: the result is the same at any number of workers. `auto`: 1024
-    below 100,000 training labels, 4096 below 2 million, 16384 above; at most a tenth of the training rows."""
+    below 100,000 training labels, 4096 below 2 million, 16384 above; fewer where an epoch would have under 25 steps."""
     eval_batch_size: Count = 16384
     """Interactions that each worker scores at once in evaluation; on a CPU, more do not fit the cache."""
     readers: CountOrZero = 1

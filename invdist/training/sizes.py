@@ -13,8 +13,8 @@ _Number = TypeVar("_Number", int, float)
 _BATCH_BELOW = ((100_000, 1024), (2_000_000, 4096))
 """(labels, batch size): the batch size below so many training labels."""
 _LARGEST_BATCH = 16384
-_STEPS_PER_EPOCH = 10
-"""An epoch has at least this many steps, however small the data set is."""
+_STEPS_PER_EPOCH = 25
+"""An epoch has at least this many steps: with fewer, an epoch gains less than validation varies, and patience ends."""
 _GAMMA, _GAMMA_BATCH = 1e-3, 1024
 """gamma at this batch size; it grows with the square root of the batch, as the noise of a gradient falls."""
 

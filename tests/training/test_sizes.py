@@ -22,10 +22,11 @@ def _dataset(train: int, training_test: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("train", "training_test", "batch"),
     [
-        (7_200, 800, 720),  # ten steps an epoch
+        (6_480, 720, 259),  # 25 steps an epoch
         (27_005, 3_001, 1024),
         (90_000, 9_999, 1024),
-        (90_000, 10_000, 4096),
+        (90_000, 10_000, 3600),  # 25 steps here too
+        (108_023, 12_002, 4096),
         (1_900_000, 99_999, 4096),
         (1_900_000, 100_000, 16384),
         (9_000_000, 1_000_000, 16384),
@@ -65,5 +66,5 @@ def test_a_suited_config_fits_the_data_and_is_read_back_with_its_numbers(tiny_da
     config = configs.load(OWN_DATA, [f"data.path={tiny_data}"])
     assert misfits(config, dataset) == []
     fixed = suited(config, dataset)
-    assert batch_size(configs.from_text(configs.dump(fixed))) == dataset.rows["train"] // 10
+    assert batch_size(configs.from_text(configs.dump(fixed))) == dataset.rows["train"] // 25
     assert gamma(configs.from_text(configs.dump(fixed))) == gamma(fixed)
