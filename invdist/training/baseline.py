@@ -68,7 +68,8 @@ def below_means(
             f"{said}. The model has learned too little: try a larger optimizer.gamma ({gamma * 10:g}, now {gamma:g}) "
             f"or more training.epochs ({2 * epochs}, now {epochs})"
         )
+    bias = "" if config.rows.bias else "rows.bias=true, "
     return (
-        f"{said}. The model overfits: try rows.bias=true, a smaller optimizer.gamma ({gamma / 3:.1g}, now {gamma:g}) "
+        f"{said}. The model overfits: try {bias}a smaller optimizer.gamma ({gamma / 3:.1g}, now {gamma:g}) "
         f"or a smaller rows.dim ({max(4, config.rows.dim // 8 * 4)}, now {config.rows.dim})"
     )
