@@ -104,3 +104,20 @@ def test_training_without_a_data_set_says_how_to_get_one(capsys: pytest.CaptureF
     assert train.main(["data.path=somewhere", "--print-config"]) == 0
     printed = configs.from_text(capsys.readouterr().out)
     assert configs.dump(printed) == configs.dump(configs.load(OWN_DATA, ["data.path=somewhere"]))
+
+
+def test_a_run_has_numbers_for_what_is_auto_before_ray_starts(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[configs.Config] = []
+
+    def stop(*_: object) -> None:
+        written.append(configs.load(tmp_path / "runs" / "mine" / run_folder.CONFIG_FILE))
+        raise UserError("far enough")
+
+    monkeypatch.setattr(ray_backend, "connected", stop)
+    assert train.main([f"data.path={tiny_data}", f"runs={tmp_path / 'runs'}", "name=mine"]) == 2
+    (config,) = written
+    assert config.data.batch_size == Dataset.open(str(tiny_data)).rows["train"] // 25
+    assert isinstance(config.optimizer.gamma, float)
+    assert config.exposures.vectors
