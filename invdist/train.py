@@ -4,8 +4,9 @@ python -m invdist.train [--config configs/ml1m.yaml] [key=value ...]
 python -m invdist.train --resume runs/NAME [key=value ...]
 ray job submit -- python -m invdist.train --config /path/on/the/cluster/run.yaml [key=value ...]
 
-Without --config every setting has the default shown below; only data.path must be given. Exit code: 0 trained,
-2 wrong settings, 130 stopped by Ctrl-C (saved, can be resumed), 1 any other failure.
+Without --config the settings are those of configs/own-data.yaml, which suit data sets of any size; only data.path must
+be given. A setting that a file does not have has the default shown below. Exit code: 0 trained, 2 wrong settings,
+130 stopped by Ctrl-C (saved, can be resumed), 1 any other failure.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settings(args: argparse.Namespace) -> Config:
     from invdist import config as configs
+    from invdist.config.defaults import OWN_DATA
     from invdist.training import run_folder
 
     if args.resume and args.config:
@@ -70,7 +72,7 @@ def _settings(args: argparse.Namespace) -> Config:
             "no data set: give data.path=FOLDER, made by `invdist prepare`, or --config FILE. To try invdist out, "
             "`invdist local` makes a small synthetic data set and trains on it"
         )
-    return configs.from_mapping({}, args.overrides)
+    return configs.load(OWN_DATA, args.overrides)
 
 
 def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
@@ -88,8 +90,10 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     from invdist.training.history import History
     from invdist.training.progress import ProgressView
     from invdist.training.resume import check_resume
+    from invdist.training.sizes import suited
 
     dataset = run_folder.data_of(config, resume) if resume else Dataset.open(config.data.path)
+    config = suited(config, dataset)
     check_against_data(config, dataset)
     if not ray_backend.inside_cluster():
         check_fits_host(config, dataset)

@@ -50,7 +50,9 @@ def test_the_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
     assert where.startswith(str(tmp_path / "environment"))
     settings = ("training.epochs=1", "data.batch_size=256", "ray.workers=1", "name=first")
     shown = _run(programs / "invdist", "local", "--preset", "tiny", *settings, cwd=empty)
-    assert f"run: {empty}/runs/first" in shown
+    assert f"run: {empty}/runs/first\n" in shown
+    assert f"run: {empty}/runs/first-plain\n" in shown, "plain training beside it"
+    assert "ig, exposure vectors" in shown.split("first-plain\n")[1], "one table of both"
     assert sorted(path.name for path in empty.iterdir()) == ["data", "runs"]
     assert (empty / "data" / "tiny" / "dataset.json").exists()
     assert (empty / "runs" / "first" / "report.html").exists()

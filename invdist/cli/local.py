@@ -2,17 +2,21 @@
 
 Makes a small synthetic data set in ./data if there is none, starts a private Ray head (loopback, its own token, free
 ports), submits `python -m invdist.train` to it as a job and follows the job. At the end, and on Ctrl-C, everything
-that was started is ended, and nothing else. Exit code: 0 trained, 1 failed, 2 wrong settings, 130 interrupted.
+that was started is ended, and nothing else. On the synthetic data, the same is trained a second time by plain training
+(no method, no exposure vectors), and the last table has both. Exit code: 0 trained, 1 failed, 2 wrong settings,
+130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,29 +35,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_stack()
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        return _launch(args.preset, args.bind, args.overrides)
+        return _launch(args.preset, args.bind, args.overrides, compare=args.compare)
     except KeyboardInterrupt:
         print("\ninterrupted; everything that was started has ended", file=sys.stderr)
         return 130
 
 
-def _launch(preset: str, bind: str, overrides: list[str]) -> int:
+def _launch(preset: str, bind: str, overrides: list[str], *, compare: bool) -> int:
     # Imported here: --help must work before anything is installed.
     from invdist import config as configs
     from invdist.config.defaults import LOCAL
     from invdist.data.dataset import Dataset
     from invdist.training.data_checks import check_against_data, check_fits_host
+    from invdist.training.first_run import is_plain, train_and_compare
 
     data = Path("data", preset).absolute()
     overrides = [f"data.path={data}", *overrides]
     config = configs.load(LOCAL, overrides)
-    if config.data.path == str(data) and (code := _prepare(data, preset)):
+    synthetic = config.data.path == str(data)
+    if synthetic and (code := _prepare(data, preset)):
         return code
     dataset = Dataset.open(config.data.path, verify="fast")
     check_against_data(config, dataset)
     check_fits_host(config, dataset)
     command = [sys.executable, "-u", "-m", "invdist.train", "--config", str(LOCAL), *overrides]
-    return _train(command, bind, _cpus(config))
+    with _cluster(bind, _cpus(config)) as train:
+        if compare and synthetic and not is_plain(config):
+            return train_and_compare(config, command, train)
+        return train(command)
 
 
 def _prepare(data: Path, preset: str) -> int:
@@ -72,7 +81,9 @@ def _cpus(config: Config) -> int:
     return max(os.cpu_count() or 1, needed)
 
 
-def _train(command: list[str], bind: str, cpus: int) -> int:
+@contextlib.contextmanager
+def _cluster(bind: str, cpus: int) -> Iterator[Callable[[list[str]], int]]:
+    """A private Ray; gives what runs a command as a job on it and returns its exit code."""
     from invdist.training.job import run_job
 
     with private_ray(cpus, dashboard=True, bind=bind) as head:
@@ -84,7 +95,7 @@ def _train(command: list[str], bind: str, cpus: int) -> int:
                 "anybody with the token can run code here",
                 flush=True,
             )
-        return run_job(head.dashboard, command)
+        yield functools.partial(run_job, head.dashboard)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of local.yaml")
     parser.add_argument("--preset", default="small", help="size of the synthetic data set (default: %(default)s)")
+    parser.add_argument(
+        "--no-compare", dest="compare", action="store_false", help="leave out the second run, by plain training"
+    )
     parser.add_argument(
         "--bind",
         default=LOOPBACK,

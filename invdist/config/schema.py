@@ -21,8 +21,9 @@ class DataConfig(Section):
 
     path: str
     """Folder or URI of a data set made by `invdist prepare`."""
-    batch_size: Count = 1024
-    """Labeled interactions per step, over all workers: the result is the same at any number of workers."""
+    batch_size: Count | Literal["auto"] = 1024
+    """Labeled interactions per step, over all workers: the result is the same at any number of workers. `auto`: 1024
+    below 100,000 training labels, 4096 below 2 million, 16384 above; fewer where an epoch would have under 25 steps."""
     eval_batch_size: Count = 16384
     """Interactions that each worker scores at once in evaluation; on a CPU, more do not fit the cache."""
     readers: CountOrZero = 1
@@ -113,8 +114,8 @@ class TowerConfig(Section):
 class OptimizerConfig(Section):
     """The gamma optimizer, of embedding rows and dense weights."""
 
-    gamma: Positive = 1e-3
-    """Learning rate of the log-loss steps."""
+    gamma: Positive | Literal["auto"] = 1e-3
+    """Learning rate of the log-loss steps. `auto`: 0.001 * sqrt(batch_size / 1024)."""
     weight_decay: NonNegative = 0.0
     """Weight decay of the embedding rows of a step and of dense weights."""
     beta1: BelowOne = 0.9
@@ -211,7 +212,7 @@ class Config(Section):
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems that concern several fields, as (dotted key, what is wrong)."""
-        if self.data.batch_size < self.ray.workers:
+        if self.data.batch_size != "auto" and self.data.batch_size < self.ray.workers:
             needed = f"at least one row per worker ({self.ray.workers})"
             yield "data.batch_size", f"{self.data.batch_size} rows per step; expected {needed}"
         if self.ray.min_workers > self.ray.workers:

@@ -123,7 +123,8 @@ def type_name(hint: Any) -> str:
         return " or ".join(map(type_name, several))
     kind = bare(hint)
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, get_args(kind)))
+        names = ", ".join(map(str, get_args(kind)))
+        return f"one of {names}" if len(get_args(kind)) > 1 else names
     if get_origin(kind) is list:
         return f"a list of ({type_name(element(kind))})"
     if get_origin(kind) is dict:

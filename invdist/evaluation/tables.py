@@ -86,6 +86,18 @@ def final_table(events: Sequence[Mapping[str, Any]], ndcg_k: int = 10) -> str:
     return plain_table(columns, rows) + _auc_note(final.get("valid"), final.get("test"))
 
 
+def comparison_table(titles: Sequence[str], finals: Sequence[Mapping[str, Any]], ndcg_k: int = 10) -> str:
+    """The results of runs on one data set, a line for each `final` event under its title, and the means below them.
+
+    The test split is shown, or validation if a run left the test out.
+    """
+    split = "test" if all(final.get("test") for final in finals) else "valid"
+    columns = ["trained with", *[f"{split} {metric_title(name, ndcg_k)}" for name in METRICS]]
+    means = (finals[0].get("means") or {}).get(split)
+    lines = [*zip(titles, [final[split] for final in finals]), *([("(means)", means)] if means else [])]
+    return plain_table(columns, [[title, *[number(metrics.get(name)) for name in METRICS]] for title, metrics in lines])
+
+
 def number(value: object, digits: int = 4) -> str:
     """A metric with fixed digits, or a dash if it was not measured."""
     return f"{value:.{digits}f}" if isinstance(value, int | float) and value == value else "-"

@@ -17,6 +17,7 @@ from invdist.runtime.files import write_atomically
 from invdist.study.space import Case, Point
 from invdist.training import run_folder
 from invdist.training.history import METRICS_FILE, History
+from invdist.training.sizes import suited
 
 RESULT_FILE = "trial.json"
 TUNING, TESTING = "tuning", "seed"
@@ -133,7 +134,9 @@ def run_on_group(text: str, folder: Path, keep_checkpoints: bool) -> None:
 def _run(fit: Callable[[configs.Config], None], text: str, folder: Path, keep_checkpoints: bool) -> None:
     try:
         config = configs.from_text(text)
-        _open_folder(config, folder)
+        dataset = Dataset.open(config.data.path, verify="fast")
+        config = suited(config, dataset)
+        _open_folder(config, dataset, folder)
         fit(config)
         result = result_of(folder, config.training.metric)
     except Exception as error:
@@ -151,13 +154,13 @@ def remove_checkpoints(folder: Path) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def _open_folder(config: configs.Config, folder: Path) -> None:
+def _open_folder(config: configs.Config, dataset: Dataset, folder: Path) -> None:
     """Makes the run folder of a trial. One that a killed study left is kept: training continues there."""
     if (folder / run_folder.CONFIG_FILE).is_file():
         return
     shutil.rmtree(folder, ignore_errors=True)
     config.runs, config.name = str(folder.parent), folder.name
-    run_folder.create(config, Dataset.open(config.data.path, verify="fast"))
+    run_folder.create(config, dataset)
 
 
 def _join_group(cuda: bool):

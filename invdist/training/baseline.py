@@ -16,6 +16,7 @@ from invdist.data.schema import TRAINING_LABELED
 from invdist.embeddings.comm import Comm
 from invdist.learning.log_odds import overall_mean, smoothed_log_odds
 from invdist.training.scoring import SplitScorer
+from invdist.training.sizes import gamma as gamma_of
 
 
 class MeansBaseline:
@@ -58,7 +59,7 @@ def below_means(
     `loss` is the training loss of the last of `epochs` epochs. Above the log-loss of the means, the model has not
     learned enough yet; below, it has learned its training interactions by heart.
     """
-    name, gamma = config.training.metric, config.optimizer.gamma
+    name, gamma = config.training.metric, gamma_of(config)
     if not model[name] < means[name]:
         return None
     said = f"valid {name} {model[name]:.4f} is below the {means[name]:.4f} of user and item means, which learn nothing"
@@ -67,7 +68,8 @@ def below_means(
             f"{said}. The model has learned too little: try a larger optimizer.gamma ({gamma * 10:g}, now {gamma:g}) "
             f"or more training.epochs ({2 * epochs}, now {epochs})"
         )
+    bias = "" if config.rows.bias else "rows.bias=true, "
     return (
-        f"{said}. The model overfits: try rows.bias=true, a smaller optimizer.gamma ({gamma / 3:.1g}, now {gamma:g}) "
+        f"{said}. The model overfits: try {bias}a smaller optimizer.gamma ({gamma / 3:.1g}, now {gamma:g}) "
         f"or a smaller rows.dim ({max(4, config.rows.dim // 8 * 4)}, now {config.rows.dim})"
     )

@@ -14,6 +14,7 @@ from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Setting, Strategy
 from invdist.models.build import ModelSpec, build_recommender
 from invdist.models.recommender import Recommender
+from invdist.training.sizes import batch_size, gamma
 
 
 def build_model(
@@ -27,7 +28,7 @@ def build_model(
         model=config.model,
         seed=config.seed,
         precision=config.training.precision,
-        batch_size=config.data.batch_size,
+        batch_size=batch_size(config),
         **{name: value for section in sections for name, value in section},
         labels=sum(dataset.rows[split] for split in TRAINING_LABELED),
         exposures=config.exposures,
@@ -50,7 +51,7 @@ def setting_of(config: Config, dataset: Dataset) -> Setting:
     return Setting(
         options=config.strategy,
         unlabeled_rate=config.unlabeled.rate,
-        gamma=config.optimizer.gamma,
+        gamma=gamma(config),
         users=dataset.users,
         items=dataset.items,
         seed=config.seed,
@@ -63,7 +64,7 @@ def stream_of(config: Config, phase: Phase) -> StreamSpec:
     return StreamSpec(
         path=data.path,
         splits=phase.splits,
-        batch_size=data.batch_size,
+        batch_size=batch_size(config),
         unlabeled_per_row=phase.unlabeled_per_row,
         unlabeled=UnlabeledSpec(
             source=phase.source or unlabeled.source, mix=unlabeled.mix, popularity=unlabeled.popularity

@@ -17,6 +17,7 @@ from invdist.learning.exposure_vectors import PADDING, iteration_columns
 from invdist.models.build import build_backbone
 from invdist.runtime.errors import UserError
 from invdist.training.build import phases_of, stream_of
+from invdist.training.sizes import batch_size, suited
 
 _INSTEAD = {
     "exposures": "use sampled, or prepare with label_fraction below 1",
@@ -36,9 +37,9 @@ def misfits(config: Config, dataset: Dataset) -> list[Problem]:
 
 
 def _misfits(config: Config, dataset: Dataset) -> Iterator[tuple[str, str]]:
-    rows, batch_size = dataset.rows, config.data.batch_size
-    if batch_size > rows["train"]:
-        yield "data.batch_size", f"{batch_size} is more than the {rows['train']} training rows"
+    config, rows = suited(config, dataset), dataset.rows
+    if batch_size(config) > rows["train"]:
+        yield "data.batch_size", f"{batch_size(config)} is more than the {rows['train']} training rows"
     if not rows["valid"]:
         yield "training.metric", f"{config.training.metric} needs validation rows, and the data set has none"
     too_large = _exceeds_caps(config, model_bytes(config, dataset))

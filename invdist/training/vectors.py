@@ -31,6 +31,7 @@ from invdist.runtime.files import absolute, exclusive
 from invdist.training.checkpoint import CheckpointInfo, CheckpointStore
 from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.checkpoint.state import restore_tables
+from invdist.training.sizes import batch_size
 
 _VERSION = 1
 """Raised when the same settings would give other vectors."""
@@ -75,7 +76,7 @@ def load_or_learn(
             tuple(Table(name, rows, columns) for name, rows in sizes),
             "row_wise",
             device=indexed_device(device),
-            batch_size=config.data.batch_size,
+            batch_size=batch_size(config),
             hbm_gb=config.rows.hbm_gb,
             ddr_gb=config.rows.ddr_gb,
             group=comm.group,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from invdist.cli import local
-from invdist.training import job
+from invdist.training import first_run, job
 
 
 def test_opening_beyond_this_machine_must_be_asked_for_and_is_said(
@@ -28,9 +28,11 @@ def test_opening_beyond_this_machine_must_be_asked_for_and_is_said(
 
     monkeypatch.setattr(local, "private_ray", fake_ray)
     monkeypatch.setattr(job, "run_job", lambda dashboard, command: 0)
-    assert local._train([], "127.0.0.1", 4) == 0
+    with local._cluster("127.0.0.1", 4) as train:
+        assert train([]) == 0
     assert "opened" not in capsys.readouterr().out
-    assert local._train([], "10.0.0.1", 4) == 0
+    with local._cluster("10.0.0.1", 4) as train:
+        assert train([]) == 0
     assert "opened beyond this machine" in capsys.readouterr().out
     assert asked == ["127.0.0.1", "closed", "10.0.0.1", "closed"]
 
@@ -71,3 +73,37 @@ def test_the_launcher_explains_itself() -> None:
     for word in ("launch/local.sh method=none", "--bind", "INVDIST_PYTHON", "./runs", "Exit code"):
         assert word in help_text
     assert isinstance(local._parser(), argparse.ArgumentParser)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trainings"),
+    [
+        (["--preset", "tiny"], 2),
+        (["--preset", "tiny", "--no-compare"], 1),
+        (["--preset", "tiny", "method=none", "exposures.vectors=false"], 1),
+        (["data.path={own}"], 1),
+    ],
+)
+def test_plain_training_is_beside_a_run_on_the_synthetic_data_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_data: Path, arguments: list[str], trainings: int
+) -> None:
+    commands: list[list[str]] = []
+
+    def train(command: list[str]) -> int:
+        commands.append(command)
+        return 0
+
+    def both(config: object, command: list[str], train: Callable[[list[str]], int]) -> int:
+        return train(command) or train(command)
+
+    @contextlib.contextmanager
+    def cluster(bind: str, cpus: int) -> Iterator[Callable[[list[str]], int]]:
+        yield train
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tiny").symlink_to(tiny_data)
+    monkeypatch.setattr(local, "_cluster", cluster)
+    monkeypatch.setattr(first_run, "train_and_compare", both)
+    assert local.main([text.format(own=tiny_data) for text in [*arguments, "data.batch_size=256"]]) == 0
+    assert len(commands) == trainings

@@ -50,7 +50,7 @@ def test_all_problems_of_file_overrides_and_strategy_sections_come_together(tmp_
     text = str(caught.value)
     for expected in (
         f"{file}: method: expected text that is one of ",
-        f"{file}: data.batch_size: expected a whole number at least 1, not 0",
+        f"{file}: data.batch_size: expected a whole number at least 1 or auto, not 0",
         f"{file}: ig.alpha: expected a number above 0 or null, not -1",
         f"{file}: optimizer.gama: no such key; did you mean optimizer.gamma?",
         f"{file}: none.x: no such key",

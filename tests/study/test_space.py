@@ -157,7 +157,7 @@ def _space(choices: dict) -> dict:
         ({"models": ["gmff"]}, "gmff"),
         (_space({"optimizer.gama": [0.1]}), "did you mean optimizer.gamma"),
         (_space({"ig.alfa": [0.1]}), "ig.alfa"),
-        (_space({"optimizer.gamma": [0.001, 0.01, -1]}), "above 0, not -1"),
+        (_space({"optimizer.gamma": [0.001, 0.01, -1]}), "above 0 or auto, not -1"),
         (_space({"optimizer.gamma": []}), "at least one value"),
         ({"base": {"trainning": {"epochs": 1}}}, "did you mean training"),
         ({"search": "grid", **_space({"optimizer.gamma": [0.1, 0.2, 0.3]})}, "the grid has 3 points"),

@@ -84,4 +84,8 @@ def test_a_model_below_the_means_is_told_what_to_try() -> None:
     fitted = below_means(config, {"auc": 0.6}, means, 0.2, 4)
     assert fitted is not None
     assert "overfits: try rows.bias=true" in fitted
+    config = configs.from_mapping(_SETTINGS, ["data.path=x", "rows.bias=true"])
+    biased = below_means(config, {"auc": 0.6}, means, 0.2, 4)
+    assert biased is not None
+    assert "overfits: try a smaller optimizer.gamma" in biased, "it has them already"
     assert "rows.dim (4, now 8)" in fitted

@@ -9,6 +9,7 @@ import pytest
 
 from invdist import config as configs
 from invdist import train
+from invdist.config.defaults import OWN_DATA
 from invdist.config.plain_yaml import parse, to_yaml
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
@@ -104,7 +105,7 @@ def test_training_without_a_data_set_says_how_to_get_one(capsys: pytest.CaptureF
     assert "give data.path=FOLDER" in capsys.readouterr().err
     assert train.main(["data.path=somewhere", "--print-config"]) == 0
     printed = configs.from_text(capsys.readouterr().out)
-    assert configs.dump(printed) == configs.dump(configs.from_mapping({"data": {"path": "somewhere"}}))
+    assert configs.dump(printed) == configs.dump(configs.load(OWN_DATA, ["data.path=somewhere"]))
 
 
 def test_checkpoints_of_earlier_versions_go_on_within_an_epoch(tiny_data: Path) -> None:
@@ -143,3 +144,20 @@ def test_the_size_of_a_model_counts_the_columns_of_vectors(tiny_data: Path) -> N
     # Many learned columns take more than the model that reads few of them.
     config.exposures.learned = 1000
     assert data_checks.model_bytes(config, dataset) == 4 * rows * ((1000 + 64 + 4) + (1000 + 4))
+
+
+def test_a_run_has_numbers_for_what_is_auto_before_ray_starts(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[configs.Config] = []
+
+    def stop(*_: object) -> None:
+        written.append(configs.load(tmp_path / "runs" / "mine" / run_folder.CONFIG_FILE))
+        raise UserError("far enough")
+
+    monkeypatch.setattr(ray_backend, "connected", stop)
+    assert train.main([f"data.path={tiny_data}", f"runs={tmp_path / 'runs'}", "name=mine"]) == 2
+    (config,) = written
+    assert config.data.batch_size == Dataset.open(str(tiny_data)).rows["train"] // 25
+    assert isinstance(config.optimizer.gamma, float)
+    assert config.exposures.vectors

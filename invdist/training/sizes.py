@@ -1,0 +1,49 @@
+"""Settings that are `auto`: numbers that suit the size of the data set, chosen before a run starts."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from invdist.config import Config
+from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED
+
+_Number = TypeVar("_Number", int, float)
+
+_BATCH_BELOW = ((100_000, 1024), (2_000_000, 4096))
+"""(labels, batch size): the batch size below so many training labels."""
+_LARGEST_BATCH = 16384
+_STEPS_PER_EPOCH = 25
+"""An epoch has at least this many steps: with fewer, an epoch gains less than validation varies, and patience ends."""
+_GAMMA, _GAMMA_BATCH = 1e-3, 1024
+"""gamma at this batch size; it grows with the square root of the batch, as the noise of a gradient falls."""
+
+
+def suited(config: Config, dataset: Dataset) -> Config:
+    """A copy of `config` with a number for every `auto`, by the rule in docs/using.md; other settings are unchanged."""
+    suited = config.model_copy(deep=True)
+    rows = dataset.rows
+    if suited.data.batch_size == "auto":
+        labels = sum(rows[split] for split in TRAINING_LABELED)
+        size = next((size for below, size in _BATCH_BELOW if labels < below), _LARGEST_BATCH)
+        # Every worker has at least one row of a step.
+        suited.data.batch_size = max(min(size, rows["train"] // _STEPS_PER_EPOCH), suited.ray.workers)
+    if suited.optimizer.gamma == "auto":
+        suited.optimizer.gamma = _GAMMA * (suited.data.batch_size / _GAMMA_BATCH) ** 0.5
+    return suited
+
+
+def batch_size(config: Config) -> int:
+    """`data.batch_size` of settings that `suited` has seen."""
+    return _resolved("data.batch_size", config.data.batch_size)
+
+
+def gamma(config: Config) -> float:
+    """`optimizer.gamma` of settings that `suited` has seen."""
+    return _resolved("optimizer.gamma", config.optimizer.gamma)
+
+
+def _resolved(key: str, value: _Number | str) -> _Number:
+    if isinstance(value, str):
+        raise ValueError(f"{key} is {value}: it has no number before `suited` has seen the data set")
+    return value
