@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from invdist.bench._steps import wait_for_device
 from invdist.config.registry import BACKBONES
 from invdist.data.stream.batches import Batch
 from invdist.learning.losses import inverse_dual_loss, log_loss
@@ -19,7 +20,9 @@ from invdist.learning.losses import inverse_dual_loss, log_loss
 class FusedStep:
     """A log-loss step as TorchRec's documentation sets it up: fused SGD on sharded rows in `backward`, dense SGD."""
 
-    def __init__(self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch], device: torch.device
+    ) -> None:
         import torchrec
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from torchrec.distributed import DistributedModelParallel
@@ -28,7 +31,7 @@ class FusedStep:
         from torchrec.distributed.planner.types import ParameterConstraints
 
         ranks = torch.distributed.get_world_size()
-        backbone = BACKBONES.get(model)(dim=dim)
+        backbone = BACKBONES.get(model)(dim=dim).to(device)
         columns = backbone.columns
         collection = torchrec.EmbeddingCollection(
             tables=[
@@ -41,17 +44,17 @@ class FusedStep:
             EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1e-3})
         ]
         planner = EmbeddingShardingPlanner(
-            topology=Topology(world_size=ranks, compute_device="cpu", ddr_cap=1 << 38),
+            topology=Topology(world_size=ranks, compute_device=device.type, ddr_cap=1 << 38),
             constraints={
                 name: ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
                 for name in ("user", "item")
             },
         )
         plan = planner.collective_plan(collection, sharders, torch.distributed.group.WORLD)
-        self.rows = DistributedModelParallel(collection, device=torch.device("cpu"), plan=plan, sharders=sharders)
+        self.rows = DistributedModelParallel(collection, device=device, plan=plan, sharders=sharders)
         self.backbone = nn.parallel.DistributedDataParallel(backbone) if ranks > 1 else backbone
         self.dense = torch.optim.SGD(backbone.parameters(), lr=1e-3)
-        self._batches = cycle(batches)
+        self._batches, self._device = cycle(batches), device
 
     def __call__(self, steps: int) -> float:
         """Mean seconds of a step."""
@@ -60,7 +63,7 @@ class FusedStep:
         torch.distributed.barrier()
         started = time.perf_counter()
         for _ in range(steps):
-            batch = next(self._batches)
+            batch = next(self._batches).to(self._device)
             ids = torch.cat([batch.user, batch.item])
             found = self.rows(KeyedJaggedTensor(["user", "item"], ids, lengths=torch.ones_like(ids, dtype=torch.int32)))
             logit = self.backbone(found["user"].values(), found["item"].values())
@@ -68,22 +71,26 @@ class FusedStep:
             self.dense.zero_grad()
             loss.backward()
             self.dense.step()
+        wait_for_device(self._device)
         return (time.perf_counter() - started) / steps
 
 
 class ThreeCopiesStep:
     """Phase 2 as in the authors' code: three deep copies of a model in one process, dense gradients."""
 
-    def __init__(self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch]) -> None:
-        self.model = _Dense(users, items, model, dim)
+    def __init__(
+        self, users: int, items: int, model: str, dim: int, batches: Sequence[Batch], device: torch.device
+    ) -> None:
+        self.model = _Dense(users, items, model, dim).to(device)
         self.gamma_step = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        self._batches = cycle(batches)
+        self._batches, self._device = cycle(batches), device
 
     def __call__(self, steps: int) -> float:
         """Mean seconds of a step."""
         started = time.perf_counter()
         for _ in range(steps):
-            self._step(next(self._batches))
+            self._step(next(self._batches).to(self._device))
+        wait_for_device(self._device)
         return (time.perf_counter() - started) / steps
 
     def _step(self, batch: Batch) -> None:

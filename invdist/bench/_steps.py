@@ -1,4 +1,4 @@
-"""Steps of this engine on random batches, run as in training, in processes that are gloo ranks."""
+"""Steps of this engine on random batches, run as in training, in processes that are ranks of one group."""
 
 from __future__ import annotations
 
@@ -63,7 +63,14 @@ class Driver:
         started = time.perf_counter()
         for batch, exchange in islice(self._steps, steps):
             self.strategy.step(self.phase, batch, exchange)
+        wait_for_device(self.model.device)
         return (time.perf_counter() - started) / steps
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Returns when a GPU has finished its work: the host only launches it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def memory_mb(kind: str) -> float:
@@ -72,10 +79,12 @@ def memory_mb(kind: str) -> float:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(f"{kind}:"))
 
 
-def on_ranks(function: Callable[..., Any], ranks: int, *args: Any, together: bool = True) -> list[Any]:
-    """Calls `function(rank, *args)` in fresh processes, one thread each.
+def on_ranks(
+    function: Callable[..., Any], ranks: int, *args: Any, together: bool = True, backend: str = "gloo"
+) -> list[Any]:
+    """Calls `function(rank, *args)` in fresh processes, one thread each; with nccl, each has a GPU of its own.
 
-    They form one gloo group, or if not `together`, a group each.
+    They form one group, or if not `together`, a group each.
     """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +93,7 @@ def on_ranks(function: Callable[..., Any], ranks: int, *args: Any, together: boo
         processes = [
             context.Process(
                 target=_rank,
-                args=(rank, place, size, os.path.join(folder, store), results, function, args),
+                args=(rank, place, size, os.path.join(folder, store), backend, results, function, args),
                 daemon=True,
             )
             for rank, (place, size, store) in enumerate(groups)
@@ -124,13 +133,16 @@ def _rank(
     place: int,
     size: int,
     store: str,
+    backend: str,
     results: Any,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     configure_process(threads=1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=place, world_size=size)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, store=dist.FileStore(store, size), rank=place, world_size=size)
     try:
         results.put((rank, function(rank, *args), None))
     except BaseException:

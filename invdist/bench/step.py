@@ -1,7 +1,7 @@
 """Time of a training step of this engine, of TorchRec's fused engine, and of the authors' three copies, interleaved.
 
-Every rank is a process with one thread and its own batches of uniformly random ids. `ratio` is the time of an
-inverse-gradient step divided by that of two plain steps: it reads two batches.
+Every rank is a process with one thread, with `--device cuda` on a GPU of its own, and has its own batches of uniformly
+random ids. `ratio` is the time of an inverse-gradient step divided by that of two plain steps: it reads two batches.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from invdist.runtime.errors import UserError
 
 LINE_SEARCH = [-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]
 _CHUNK_STEPS = 5
+_DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `invdist bench step`; the defaults are the tables of Micro Video."""
-    parser.add_argument("--world-size", type=int, default=1, help="gloo processes on this machine")
+    parser.add_argument("--world-size", type=int, default=1, help="processes on this machine; with cuda, a GPU each")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="where steps are computed (default: cpu)")
+    parser.add_argument("--backend", choices=_DEVICES, help="of the process group: gloo on cpu, nccl on cuda")
     parser.add_argument("--users", type=int, default=37_692)
     parser.add_argument("--items", type=int, default=131_690)
     parser.add_argument("--dim", type=int, default=32, help="k of the paper")
@@ -48,14 +51,24 @@ def run(args: argparse.Namespace) -> dict[str, object]:
             raise UserError(f"--{name} must be at least 1, not {value}")
     if args.dim % 4:
         raise UserError(f"--dim must be a multiple of 4, as FBGEMM needs, not {args.dim}")
+<<<<<<< HEAD
     if args.exposures < 0 or args.exposures % 4:
         raise UserError(f"--exposures must be 0 or a multiple of 4, not {args.exposures}")
     sizes["exposures"] = args.exposures
     ranks = on_ranks(_measure, args.world_size, args.world_size, args.model, sizes, args.repeats)
+=======
+    backend = _backend(args.device, args.backend, args.world_size)
+    device = _DEVICES[backend]
+    ranks = on_ranks(
+        _measure, args.world_size, args.world_size, args.model, sizes, args.repeats, device, backend=backend
+    )
+>>>>>>> gpu
     first = ranks[0]
     plain, ig, fused, textbook = (first[f"{name}_ms"] for name in ("plain", "ig", "fused", "textbook"))
     return {
         "world_size": args.world_size,
+        "device": device,
+        "backend": backend,
         "model": args.model,
         **sizes,
         **first,
@@ -69,21 +82,42 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def _backend(device: str | None, backend: str | None, ranks: int) -> str:
+    """The backend that was asked for, by its name or by that of its device; a `UserError` where it cannot run."""
+    backend = backend or ("nccl" if device == "cuda" else "gloo")
+    needed = _DEVICES[backend]
+    if device is not None and device != needed:
+        raise UserError(f"--backend {backend} moves tensors of {needed}, --device is {device}: leave one of them out")
+    if needed == "cpu":
+        return backend
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"--device cuda, --backend nccl: no GPU was found (torch.cuda.is_available() is False, torch "
+            f"{torch.__version__}); `invdist doctor` shows what is installed, --device cpu measures here"
+        )
+    if not torch.distributed.is_nccl_available():
+        raise UserError(f"--backend nccl: torch {torch.__version__} was built without NCCL")
+    if ranks > torch.cuda.device_count():
+        raise UserError(f"--world-size {ranks}: each rank needs a GPU, and {torch.cuda.device_count()} were found")
+    return backend
+
+
 def plain_step_ms(users: int, items: int, dim: int, batch: int) -> float:
     """Median milliseconds of a plain GMF step on one rank, measured in a new process."""
     return on_ranks(_measure_plain, 1, {"users": users, "items": items, "dim": dim, "batch": batch})[0]
 
 
 def _measure_plain(rank: int, sizes: dict[str, int]) -> float:
-    model, batches = _build(rank, 1, "gmf", sizes)
+    model, batches = _build(rank, 1, "gmf", sizes, torch.device("cpu"))
     plain = Driver(model, "none", 0, batches)
     plain(_CHUNK_STEPS)
     return 1e3 * statistics.median(plain(_CHUNK_STEPS) for _ in range(41))
 
 
-def _build(rank: int, ranks: int, model: str, sizes: dict[str, int]):
+def _build(rank: int, ranks: int, model: str, sizes: dict[str, int], device: torch.device):
     users, items, dim, batch = (sizes[name] for name in ("users", "items", "dim", "batch"))
     spec = ModelSpec(users=users, items=items, model=model, dim=dim, batch_size=batch * ranks, sharding="row_wise")
+<<<<<<< HEAD
     comm, vectors = connect(), None
     if columns := sizes.get("exposures", 0):
         spec.exposures = ExposuresConfig(vectors=True, dim=columns, learned=columns)
@@ -103,6 +137,17 @@ def random_vectors(users: int, items: int, columns: int, comm: Comm) -> Embeddin
 
 def _measure(rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: int) -> dict[str, float]:
     recommender, batches = _build(rank, ranks, model, sizes)
+=======
+    recommender = build_recommender(spec, device)
+    return recommender, random_batches(users, items, batch, rank=rank, ranks=ranks)
+
+
+def _measure(
+    rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: int, device_type: str
+) -> dict[str, float]:
+    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
+    recommender, batches = _build(rank, ranks, model, sizes, device)
+>>>>>>> gpu
     ours = {
         "plain": Driver(recommender, "none", 0, batches),
         "ig": Driver(recommender, "ig", 1, batches),
@@ -116,8 +161,8 @@ def _measure(rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: 
     figures["rss_mb"] = memory_mb("VmRSS")
 
     peers = {
-        "fused": FusedStep(sizes["users"], sizes["items"], model, sizes["dim"], batches),
-        "textbook": ThreeCopiesStep(sizes["users"], sizes["items"], model, sizes["dim"], batches),
+        "fused": FusedStep(sizes["users"], sizes["items"], model, sizes["dim"], batches, device),
+        "textbook": ThreeCopiesStep(sizes["users"], sizes["items"], model, sizes["dim"], batches, device),
     }
     peers["fused"](_CHUNK_STEPS)
     seconds: dict[str, list[float]] = {name: [] for name in (*ours, *peers)}

@@ -57,9 +57,9 @@ class RowsConfig(Section):
     optimizer: Literal["adam", "sgd", "rowwise_adagrad"] = "adam"
     """Optimizer of embedding rows; it updates only the rows of a step."""
     hbm_gb: Positive = 32.0
-    """Memory of one GPU that the planner may fill."""
+    """GB of one GPU that tables with optimizer state may fill; never more than nine tenths of the card."""
     ddr_gb: Positive = 128.0
-    """Memory of one host that the planner may fill."""
+    """GB of one host that tables with optimizer state may fill, in equal shares for its workers; unused on GPUs."""
     init_std: Positive = 0.01
     """Standard deviation of new embeddings."""
     bias: bool = False
@@ -138,7 +138,7 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the dense part; embeddings and their optimizer stay fp32."""
     log_every: Count = 50
-    """Steps between progress lines and step events."""
+    """Steps between step events. Steps that choose a direction are all written, and flushed to disk this often."""
     ndcg_k: Count = 10
     """NDCG counts the first this many items."""
     test: bool = True

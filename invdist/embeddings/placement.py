@@ -21,6 +21,7 @@ from invdist.embeddings.torchrec_internals import stats_lines
 Sharding = Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"]
 SHARDINGS: tuple[str, ...] = get_args(Sharding)
 GIB = 1 << 30
+_CARD_RESERVE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,20 @@ def sharders() -> list[Any]:
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
 
     return [EmbeddingCollectionSharder()]
+
+
+def memory_caps(hbm_gb: float, ddr_gb: float, *, local_ranks: int, card: int | None, taken: int = 0) -> tuple[int, int]:
+    """Bytes of device memory and of host memory that one rank may fill with tables and their optimizer state.
+
+    `hbm_gb` is for one GPU, `ddr_gb` for one host, whose `local_ranks` get equal shares of it. `card` is the memory of
+    this rank's GPU in bytes, None without one: a rank then has no device memory. A tenth of a card is left to batches,
+    candidates and NCCL, whatever `hbm_gb` says. `taken` bytes are in use already by other tables of this rank, where
+    tables are: on the GPU if there is one.
+    """
+    host = int(ddr_gb * GIB / local_ranks)
+    if card is None:
+        return 0, max(0, host - taken)
+    return max(0, int(min(hbm_gb * GIB, card * (1 - _CARD_RESERVE))) - taken), host
 
 
 def place_tables(

@@ -23,6 +23,7 @@ from invdist.embeddings.placement import (
     Sharding,
     Table,
     make_collection,
+    memory_caps,
     place_tables,
     quiet_torchrec,
     sharders,
@@ -101,12 +102,15 @@ def shard_tables(
     hbm_gb: float,
     ddr_gb: float,
     copies: float = 1.0,
+    taken: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedTables:
     """Plans and allocates `tables` over the ranks of `group`.
 
-    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. Memory caps are per rank. They must
-    hold `copies` times the rows: the rows and their optimizer state. A plan that does not fit is a `UserError`.
+    `auto` lets TorchRec's planner choose row-wise or table-wise for each table. `hbm_gb` is for one GPU, `ddr_gb` for
+    one host: ranks get what `memory_caps` gives the rank that has least, where `taken` bytes are in use by other
+    tables. It must hold `copies` times the rows: the rows and their optimizer state. A plan that does not fit is a
+    `UserError`.
     """
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.planner import Topology
@@ -116,14 +120,20 @@ def shard_tables(
     assert group is not None
     world_size = dist.get_world_size(group)
     collection, stats = make_collection(tables), ""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    card = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    mine = (str(device), memory_caps(hbm_gb, ddr_gb, local_ranks=local_ranks, card=card, taken=taken))
+    of_ranks: list[Any] = [None] * world_size
+    dist.all_gather_object(of_ranks, mine, group=group)
+    hbm, ddr = (min(caps) for caps in zip(*(caps for _, caps in of_ranks), strict=True))
     with quiet_torchrec():
         topology = Topology(
             world_size=world_size,
             compute_device=device.type,
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            local_world_size=local_ranks,
             # The planner knows nothing of our optimizers' state: it gets the share of the rows themselves.
-            hbm_cap=int(hbm_gb * GIB / copies) if device.type == "cuda" else 0,
-            ddr_cap=int(ddr_gb * GIB / copies),
+            hbm_cap=int(hbm / copies),
+            ddr_cap=int(ddr / copies),
         )
         # Not TorchRec's `collective_plan`: if the first rank finds no plan, the others would wait forever.
         plan: list[Any] = [None]
@@ -133,15 +143,18 @@ def shard_tables(
                 placed = place_tables(collection, tables, sharding, topology, batch_size=batch_per_rank, reserve=0.05)
                 plan, stats = [placed.plan], placed.describe()
         dist.broadcast_object_list(plan, group_src=0, group=group)
-        devices: list[Any] = [None] * world_size
-        dist.all_gather_object(devices, str(device), group=group)
         if plan[0] is None:
-            raise UserError(
-                f"the tables do not fit {world_size} rank(s) with rows.hbm_gb={hbm_gb:g} and rows.ddr_gb={ddr_gb:g} "
-                f"each as {sharding}: use more ranks, raise the caps to what the machine has, or choose another "
-                f"rows.sharding ({', '.join(SHARDINGS)})"
+            caps = (
+                f"{hbm / GIB:.3g} GB of GPU memory (rows.hbm_gb={hbm_gb:g}, at most nine tenths of the card)"
+                if device.type == "cuda"
+                else f"{ddr / GIB:.3g} GB of memory (rows.ddr_gb={ddr_gb:g} for a host, divided by its ranks)"
             )
-        place_on_devices(plan[0], devices)
+            raise UserError(
+                f"the tables do not fit {world_size} rank(s) as {sharding}, each with {caps}: use more ranks or hosts, "
+                "raise the cap to what the machines have, or choose another rows.sharding "
+                f"({', '.join(SHARDINGS)})"
+            )
+        place_on_devices(plan[0], [name for name, _ in of_ranks])
         model = DistributedModelParallel(
             collection,
             env=ShardingEnv.from_process_group(group),

@@ -72,6 +72,7 @@ def build_recommender(
         hbm_gb=spec.hbm_gb,
         ddr_gb=spec.ddr_gb,
         copies={"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer],
+        taken=0 if vectors is None else vectors.local_rows.nbytes,
         group=comm.group,
     )
     rows = EmbeddingStore(tables, comm, lambda local_rows, rows: _row_optimizer(spec, backbone, local_rows, rows))

@@ -79,12 +79,14 @@ def model_bytes(config: Config, dataset: Dataset) -> float:
 
 def _exceeds_caps(config: Config, size: float) -> str | None:
     rows, workers = config.rows, 1 if config.rows.sharding == "data_parallel" else config.ray.workers
-    cap = rows.ddr_gb if config.ray.device == "cpu" else max(rows.hbm_gb, rows.ddr_gb)
+    # At most: workers may be on hosts of their own, and `auto` may find GPUs or none.
+    cap = {"cpu": rows.ddr_gb, "cuda": rows.hbm_gb}.get(config.ray.device, max(rows.hbm_gb, rows.ddr_gb))
     if size <= workers * cap * GIB:
         return None
     return (
         f"{rows.dim} makes a model of {size / GIB:,.1f} GB with its optimizer state, more than {workers} worker(s) "
-        f"with {cap:g} GB each can hold; use a smaller one, more ray.workers, or raise rows.hbm_gb and rows.ddr_gb"
+        f"with at most {cap:g} GB each can hold; use a smaller one, more ray.workers, or raise rows.hbm_gb and "
+        "rows.ddr_gb"
     )
 
 

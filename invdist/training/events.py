@@ -2,44 +2,115 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import math
+import queue
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 from invdist.training.history import METRICS_FILE, end_of_last_line
 from invdist.training.tensorboard import Writer
 
+_FLUSH_S = 1.0
+_WAITING = 10_000  # events; with more a step waits, so that a disk that hangs does not fill the memory
+
+
+class _Line(NamedTuple):
+    text: str
+    event: dict[str, Any]
+
 
 class EventLog:
-    """Writes a run's events. Only the first rank writes; on the others, calls do nothing."""
+    """Writes a run's events in their order. Only the first rank writes; on the others, calls do nothing.
 
-    def __init__(self, run: Path, writes: bool) -> None:
-        self._file = self._board = None
-        if writes:
-            run.mkdir(parents=True, exist_ok=True)
-            path = run / METRICS_FILE
-            self._file = path.open("a", encoding="utf-8")
-            # A killed writer may have left part of a line: the next event must start on a new one.
-            self._file.truncate(end_of_last_line(path))
-            self._board = Writer(run)
+    A thread writes, so that a step does not wait for the disk. Readers see a step within a second, or earlier: with
+    every `flush_every`th step that is written. They see other events at once. A process that is killed loses the steps
+    of its last second at most; one that ends in any other way loses nothing. An error of the thread is raised by the
+    next call.
+    """
+
+    def __init__(self, run: Path, writes: bool, flush_every: int = 1) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._queue: queue.Queue[_Line | threading.Event | None] = queue.Queue(_WAITING)
+        if not writes:
+            return
+        run.mkdir(parents=True, exist_ok=True)
+        path = run / METRICS_FILE
+        file = path.open("a", encoding="utf-8")
+        # A killed writer may have left part of a line: the next event must start on a new one.
+        file.truncate(end_of_last_line(path))
+        self._thread = threading.Thread(
+            target=self._run, args=(file, Writer(run), flush_every), name="events", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Adds one event, which readers see at once."""
-        if self._file is None or self._board is None:
+        """Adds one event. Its values are copied: the caller may change them afterwards."""
+        if self._thread is None:
             return
+        self._raise_failure()
         event = {"event": kind, "time": time.time(), **jsonable(fields)}
-        self._file.write(json.dumps(event, allow_nan=False) + "\n")
-        self._file.flush()
-        self._board.write(event)
+        self._queue.put(_Line(json.dumps(event, allow_nan=False) + "\n", event))
+
+    def flush(self) -> None:
+        """Returns when everything added so far is in the file."""
+        if self._thread is None:
+            return
+        flushed = threading.Event()
+        self._queue.put(flushed)
+        flushed.wait()
+        self._raise_failure()
 
     def close(self) -> None:
-        """Closes both files."""
-        if self._file is not None and self._board is not None:
-            self._file.close()
-            self._board.close()
-            self._file = self._board = None
+        """Writes what is left and closes both files."""
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        atexit.unregister(self.close)
+        self._queue.put(None)
+        thread.join()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self, file: TextIO, board: Writer, flush_every: int) -> None:
+        """The thread: takes lines to write, flushes to answer (`threading.Event`), and None, the end."""
+        unflushed, due = 0, math.inf
+        while True:
+            try:
+                item = self._queue.get(timeout=max(0.0, due - time.monotonic()) if unflushed else None)
+            except queue.Empty:
+                item = threading.Event()
+            # After a failure the thread goes on: a caller that waits for a flush must get an answer.
+            try:
+                if isinstance(item, _Line):
+                    due = due if unflushed else time.monotonic() + _FLUSH_S
+                    unflushed += 1
+                    file.write(item.text)
+                    board.write(item.event)
+                step = isinstance(item, _Line) and item.event["event"] == "step"
+                if not step or unflushed >= flush_every or time.monotonic() >= due:
+                    unflushed = 0
+                    file.flush()
+                if item is None:
+                    board.close()
+            except Exception as error:  # raised by the next call
+                self._failure = error
+            if isinstance(item, threading.Event):
+                item.set()
+            elif item is None:
+                with contextlib.suppress(OSError):  # a failed flush was noted above
+                    file.close()
+                return
 
 
 def jsonable(value: Any) -> Any:

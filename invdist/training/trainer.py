@@ -57,7 +57,7 @@ class Trainer:
         self.config, self.run, self.device = config, run, device
         self.comm = comm or connect(timeout_s=config.ray.timeout_s)
         self.dataset = Dataset.open(config.data.path, verify="fast")
-        self.events = EventLog(run, writes=self.comm.rank == 0)
+        self.events = EventLog(run, writes=self.comm.rank == 0, flush_every=config.training.log_every)
         self.model = build_model(config, self.dataset, device, self.comm, self._vectors())
         # Dropout must differ between ranks. Seeded after the model, which seeds all GPUs alike when it is built.
         torch.manual_seed(config.seed * 100_003 + self.comm.rank)
@@ -313,6 +313,7 @@ class Trainer:
             "outcome": dataclasses.asdict(self.run_totals),
         }
         started = time.perf_counter()
+        self.events.flush()  # a run that goes on from this checkpoint has the events before it
         self.store.save(self.model, self.strategy, self.position, extra, metric)
         self.epoch_totals.add_seconds({"checkpoint": time.perf_counter() - started})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from invdist.cli import bench
 
@@ -39,6 +40,7 @@ def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["step", "--world-size", "2", "--json", *sizes]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures.keys() >= KEYS
+    assert (figures["device"], figures["backend"]) == ("cpu", "gloo")
     assert all(figures[key] > 0 for key in KEYS)
     assert figures["ratio"] == pytest.approx(figures["ig_ms"] / (2 * figures["plain_ms"]))
     assert figures["plain_vs_fused"] == pytest.approx(figures["plain_ms"] / figures["fused_ms"])
@@ -72,3 +74,29 @@ def test_sizes_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "--batch must be at least 1" in capsys.readouterr().err
     assert bench.main(["step", "--dim", "6"]) == 2
     assert "multiple of 4" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.parametrize(
+    "asked", [["--device", "cuda"], ["--backend", "nccl"], ["--device", "cuda", "--backend", "nccl"]]
+)
+def test_a_gpu_that_is_not_there_is_refused_by_name(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["step", "--json", *asked]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "torch.cuda.is_available() is False" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cuda", "gloo"), ("cpu", "nccl")])
+def test_device_and_backend_must_agree(device: str, backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["step", "--device", device, "--backend", backend]) == 2
+    assert f"--backend {backend} moves tensors of" in capsys.readouterr().err
+
+
+def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert bench.main(["step", "--device", "cuda", "--world-size", "2"]) == 2
+    assert "--world-size 2: each rank needs a GPU, and 1 were found" in capsys.readouterr().err

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from invdist.embeddings.tables import SHARDINGS
+from invdist.embeddings.placement import (
+    GIB,
+    SHARDINGS,
+    DoesNotFit,
+    Table,
+    make_collection,
+    memory_caps,
+    place_tables,
+    quiet_torchrec,
+)
+from invdist.embeddings.tables import shard_tables
 from invdist.embeddings.torchrec_internals import place_on_devices
 from invdist.models.build import build_recommender
 from invdist.runtime.errors import UserError
 from tests.distributed import run_ranks
+from tests.embeddings.many_ranks import fake_ranks
 from tests.embeddings.sharded import ITEMS, USERS, small_spec
 
 COLUMNS = 8
@@ -85,6 +97,53 @@ def test_tables_that_do_not_fit_are_refused_with_advice(facts: list[dict]) -> No
     for of in facts:
         assert "do not fit 2 rank(s)" in of["too small"]
         assert "rows.sharding" in of["too small"]
+
+
+def test_ranks_of_a_host_share_its_memory_and_a_card_is_not_filled() -> None:
+    assert memory_caps(32, 128, local_ranks=1, card=None) == (0, 128 * GIB)
+    assert memory_caps(32, 128, local_ranks=8, card=None) == (0, 16 * GIB)
+    assert memory_caps(32, 128, local_ranks=8, card=80 * GIB) == (32 * GIB, 16 * GIB)
+    assert memory_caps(32, 128, local_ranks=8, card=20 * GIB) == (18 * GIB, 16 * GIB), "a tenth is left free"
+    assert memory_caps(32, 128, local_ranks=8, card=None, taken=GIB) == (0, 15 * GIB)
+    assert memory_caps(32, 128, local_ranks=8, card=20 * GIB, taken=GIB) == (17 * GIB, 16 * GIB)
+    assert memory_caps(32, 128, local_ranks=8, card=20 * GIB, taken=19 * GIB) == (0, 16 * GIB)
+
+
+@pytest.mark.parametrize(("local", "fits"), [("1", True), ("8", False)])
+def test_the_share_of_a_rank_reaches_the_planner(local: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank of 1.5 MiB of rows and 1/3 of 8 MiB for them: enough if the host is its own, not if 8 share it."""
+    tables = (Table("user", 8 * 1024, 32), Table("item", 4 * 1024, 32))
+    with fake_ranks(1, 0, monkeypatch):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        with nullcontext() if fits else pytest.raises(UserError, match=r"do not fit 1 rank\(s\).*rows.ddr_gb"):
+            shard_tables(
+                tables, "row_wise", device=torch.device("cpu"), batch_size=1, hbm_gb=1, ddr_gb=8 / 1024, copies=3
+            )
+
+
+def test_the_rank_with_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = (Table("user", 8 * 1024, 32), Table("item", 4 * 1024, 32))
+    with fake_ranks(2, 0, monkeypatch):
+
+        def gather(objects: list[Any], mine: Any, group: Any = None) -> None:
+            objects[:] = [mine, (mine[0], (0, 1 << 10))]
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+        with pytest.raises(UserError, match=r"do not fit 2 rank\(s\)"):
+            shard_tables(tables, "row_wise", device=torch.device("cpu"), batch_size=2, hbm_gb=1, ddr_gb=64)
+
+
+def test_tables_on_gpus_need_no_memory_of_the_host() -> None:
+    """`rows.ddr_gb` is not used there, as its documentation says; device memory is."""
+    from torchrec.distributed.planner import Topology
+
+    tables = (Table("user", 8 * 1024, 32), Table("item", 4 * 1024, 32))
+    for sharding in SHARDINGS:
+        for hbm, fits in ((8 << 20, True), (1 << 10, False)):
+            with quiet_torchrec():
+                topology = Topology(world_size=2, compute_device="cuda", hbm_cap=hbm, ddr_cap=0)
+            with nullcontext() if fits else pytest.raises(DoesNotFit):
+                place_tables(make_collection(tables), tables, sharding, topology, batch_size=64, reserve=0.05)
 
 
 def test_every_rank_is_planned_on_the_device_it_has() -> None:
