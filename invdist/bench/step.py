@@ -51,18 +51,14 @@ def run(args: argparse.Namespace) -> dict[str, object]:
             raise UserError(f"--{name} must be at least 1, not {value}")
     if args.dim % 4:
         raise UserError(f"--dim must be a multiple of 4, as FBGEMM needs, not {args.dim}")
-<<<<<<< HEAD
     if args.exposures < 0 or args.exposures % 4:
         raise UserError(f"--exposures must be 0 or a multiple of 4, not {args.exposures}")
     sizes["exposures"] = args.exposures
-    ranks = on_ranks(_measure, args.world_size, args.world_size, args.model, sizes, args.repeats)
-=======
     backend = _backend(args.device, args.backend, args.world_size)
     device = _DEVICES[backend]
     ranks = on_ranks(
         _measure, args.world_size, args.world_size, args.model, sizes, args.repeats, device, backend=backend
     )
->>>>>>> gpu
     first = ranks[0]
     plain, ig, fused, textbook = (first[f"{name}_ms"] for name in ("plain", "ig", "fused", "textbook"))
     return {
@@ -117,29 +113,21 @@ def _measure_plain(rank: int, sizes: dict[str, int]) -> float:
 def _build(rank: int, ranks: int, model: str, sizes: dict[str, int], device: torch.device):
     users, items, dim, batch = (sizes[name] for name in ("users", "items", "dim", "batch"))
     spec = ModelSpec(users=users, items=items, model=model, dim=dim, batch_size=batch * ranks, sharding="row_wise")
-<<<<<<< HEAD
     comm, vectors = connect(), None
     if columns := sizes.get("exposures", 0):
         spec.exposures = ExposuresConfig(vectors=True, dim=columns, learned=columns)
-        vectors = random_vectors(users, items, columns, comm)
-    recommender = build_recommender(spec, torch.device("cpu"), comm, vectors)
+        vectors = random_vectors(users, items, columns, comm, device)
+    recommender = build_recommender(spec, device, comm, vectors)
     return recommender, random_batches(users, items, batch, rank=rank, ranks=ranks)
 
 
-def random_vectors(users: int, items: int, columns: int, comm: Comm) -> EmbeddingStore:
+def random_vectors(users: int, items: int, columns: int, comm: Comm, device: torch.device) -> EmbeddingStore:
     """Exposure vectors whose values do not matter."""
     tables = tuple(Table(name, rows, columns + PADDING) for name, rows in (("user", users), ("item", items)))
-    placed = shard_tables(tables, "row_wise", device=torch.device("cpu"), batch_size=1024, hbm_gb=1, ddr_gb=1024)
+    placed = shard_tables(tables, "row_wise", device=device, batch_size=1024, hbm_gb=1, ddr_gb=1024)
     store = EmbeddingStore(placed, comm, lambda local_rows, store: NoOptimizer())
     store.init(0, columns**-0.5)
     return store
-
-
-def _measure(rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: int) -> dict[str, float]:
-    recommender, batches = _build(rank, ranks, model, sizes)
-=======
-    recommender = build_recommender(spec, device)
-    return recommender, random_batches(users, items, batch, rank=rank, ranks=ranks)
 
 
 def _measure(
@@ -147,7 +135,6 @@ def _measure(
 ) -> dict[str, float]:
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
     recommender, batches = _build(rank, ranks, model, sizes, device)
->>>>>>> gpu
     ours = {
         "plain": Driver(recommender, "none", 0, batches),
         "ig": Driver(recommender, "ig", 1, batches),

@@ -44,7 +44,7 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
         spec.sharding = "row_wise" if sharding == "vectors" else sharding
         if sharding == "vectors":
             spec.exposures = ExposuresConfig(vectors=True, dim=VECTORS, learned=VECTORS)
-            vectors = random_vectors(USERS, ITEMS, VECTORS, comm)
+            vectors = random_vectors(USERS, ITEMS, VECTORS, comm, torch.device("cpu"))
         model = build_recommender(spec, torch.device("cpu"), comm, vectors)
         layout = model.rows.layout
         owners = [[shard.rank for shard in layout.of(table)] for table in ("user", "item")]
