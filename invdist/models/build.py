@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from invdist.config.fields import Positive
 from invdist.config.registry import BACKBONES
 from invdist.config.schema import ExposuresConfig, OptimizerConfig, RowsConfig, TowerConfig
 from invdist.embeddings.comm import Comm
@@ -30,6 +31,8 @@ class ModelSpec(RowsConfig, TowerConfig, OptimizerConfig):
     sharding: Sharding = "row_wise"
     precision: str = "fp32"
     batch_size: int = 1024
+    gamma: Positive = 1e-3  # pyright: ignore[reportIncompatibleVariableOverride]  # `auto` is a number by now
+    """Learning rate of the log-loss steps."""
     labels: int = 0
     """Labeled interactions: with exposure vectors, more of them decay the head less."""
     exposures: ExposuresConfig = ExposuresConfig()
