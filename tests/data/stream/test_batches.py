@@ -99,7 +99,7 @@ def test_replayed_in_another_process(tiny: Path):
         f"spec = spec_of(Path({str(tiny)!r}), window_rows=1000, unlabeled_per_row=2, source='mix', popularity=0.75)\n"
         "print(digest(list(Stream(spec, 0, 1).epoch(1, start_step=3))))"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     other = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     spec = spec_of(tiny, window_rows=1000, unlabeled_per_row=2, source="mix", popularity=0.75)
     assert other.stdout.strip() == digest(list(Stream(spec, 0, 1).epoch(1, start_step=3)))
