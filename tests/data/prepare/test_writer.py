@@ -21,7 +21,7 @@ from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 from invdist.data.prepare.writer import DatasetWriter
 from invdist.runtime.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def make(output: Path, progress=no_progress, **options) -> None:
