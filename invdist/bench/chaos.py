@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from invdist.runtime.errors import UserError
 from invdist.runtime.install import check_stack
 from invdist.training.history import METRICS_FILE, Tail
 
@@ -75,12 +74,11 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _tiny(folder: str) -> str:
-    from invdist.cli import prepare
+    from invdist.data.prepare.options import build_options
+    from invdist.data.prepare.pipeline import prepare_log
 
     data = str(Path(folder) / "data")
-    with contextlib.redirect_stdout(None):
-        if prepare.main(["synthetic", "--output", data, "preset=tiny"]):
-            raise UserError("the synthetic data set could not be prepared")
+    prepare_log(build_options("synthetic", {"preset": "tiny"}), [], data)
     return data
 
 
