@@ -21,6 +21,11 @@ class FrozenModel(nn.Module):
         self.requires_grad_(False)
         self.eval()
 
+    @property
+    def columns(self) -> int:
+        """Columns of a row."""
+        return self.user.shape[1]
+
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         return self.backbone(self.user[user], self.item[item])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,22 @@ def configure_process(threads: int) -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+@contextlib.contextmanager
+def thread_per_piece() -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """Threads to compute pieces in, and how many: inside, torch uses one thread for each operation.
+
+    Torch would instead divide every small operation among all threads, which would wait for each other thousands of
+    times; and the last bits of a matrix product may depend on how many threads share it.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield pool, threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,12 +15,15 @@ from torch import Tensor
 
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
+from invdist.runtime.process import thread_per_piece
 from invdist.serving.inputs import COUNTS, MatchedPairs, PairSource
 from invdist.serving.raw_ids import RawIds
 from invdist.serving.run import TrainedRun
+from invdist.serving.sharded.remote import RemoteModel, scored_rows
 
 Unknown = Literal["null", "prior", "drop"]
-_SCORED_ROWS = 1 << 16
+PairLogits = Callable[[FrozenModel, Tensor, Tensor], Tensor]
+"""Logits of a model for pairs of indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Scorer:
     `prior`, and no row with `drop`.
     """
 
-    model: FrozenModel
+    model: FrozenModel | RemoteModel
     users: RawIds
     items: RawIds
     prior: float
@@ -90,11 +94,29 @@ class ScoreTables:
         return pa.table(columns, schema=self.schema)
 
 
-def logits(model: Callable[[Tensor, Tensor], Tensor], user: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Logits (float32) of pairs of indices (int64), a bounded number at a time."""
+def logits(
+    model: FrozenModel | RemoteModel, user: np.ndarray, item: np.ndarray, call: PairLogits = FrozenModel.__call__
+) -> np.ndarray:
+    """Logits (float32) of pairs of indices (int64), a bounded number at a time; `call` applies the model to them.
+
+    The pieces are the same wherever they are computed, one thread each, so the result is the same to the bit.
+    """
     scores = np.empty(len(user), np.float32)
-    with torch.inference_mode():
-        for start in range(0, len(user), _SCORED_ROWS):
-            part = slice(start, start + _SCORED_ROWS)
-            scores[part] = model(torch.from_numpy(user[part]), torch.from_numpy(item[part])).float().numpy()
+
+    @torch.inference_mode()
+    def score(model: FrozenModel, user: np.ndarray, item: np.ndarray, out: np.ndarray) -> None:
+        out[:] = call(model, torch.from_numpy(user), torch.from_numpy(item)).float().numpy()
+
+    rows = scored_rows(model.columns)
+    with thread_per_piece() as (pool, threads):
+        fetched = model.most_pairs if isinstance(model, RemoteModel) else max(1, len(user))
+        for start in range(0, len(user), fetched):
+            some = slice(start, start + fetched)
+            here, *pairs = model.of(user[some], item[some]) if isinstance(model, RemoteModel) else (model, user, item)
+            pieces = (
+                (here, *(side[first : first + rows] for side in (*pairs, scores[some])))
+                for first in range(0, len(pairs[0]), rows)
+            )
+            # A process with one thread does not hand its work to another.
+            list(pool.map(score, *zip(*pieces, strict=True)) if threads > 1 else starmap(score, pieces))
     return scores

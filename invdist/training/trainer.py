@@ -12,7 +12,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
 from invdist.runtime.errors import UserError
 from invdist.runtime.install import installed
+from invdist.runtime.paths import AnyPath
 from invdist.training import run_folder
 from invdist.training.baseline import MeansBaseline, below_means
 from invdist.training.build import build_model, build_strategy, stream_of
@@ -48,7 +48,7 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        run: Path,
+        run: AnyPath,
         *,
         device: torch.device,
         comm: Comm | None = None,
@@ -72,6 +72,7 @@ class Trainer:
             asynchronous=config.checkpoint.asynchronous,
             timeout_s=config.ray.timeout_s,
         )
+        self._stop_requests = run_folder.StopRequests(run)
         self.position = Position()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
 
@@ -292,7 +293,7 @@ class Trainer:
     def _stop_requested(self) -> bool:
         if self.position.global_step % _CONTROL_STEPS:
             return False
-        asked = self.comm.rank == 0 and (self.run / run_folder.STOP_FILE).exists()
+        asked = self.comm.rank == 0 and self._stop_requests.asked()
         flag = torch.tensor([float(asked)], device=self.device)
         return bool(self.comm.all_reduce(flag).wait())
 
