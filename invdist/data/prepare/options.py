@@ -98,6 +98,48 @@ class Options(Section):
         return None
 
 
+class FileOptions(Options):
+    """Logs in CSV or parquet files: how CSV is read."""
+
+    id_type: Literal["auto", "string"] = "auto"
+    """Ids in CSV files: numbers if all are whole numbers, else text; or always text. Parquet has its own types."""
+    delimiter: str | None = None
+    """The character between the fields of a CSV line; `tab` is one. By default a comma, in .tsv files a tab."""
+    encoding: str = "utf-8"
+    """The encoding of CSV files, by Python's names."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems that concern several options."""
+        yield from super().check()
+        delimiter = self._csv.delimiter
+        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
+            yield "delimiter", f"expected one ASCII character, or tab, not {self.delimiter!r}"
+        try:
+            "".encode(self.encoding)
+        except (LookupError, ValueError):
+            known = "utf-8, latin-1 or gb18030"
+            yield "encoding", f"Python knows no encoding {self.encoding!r}; expected one such as {known}"
+
+    @property
+    def _csv(self) -> CsvFormat:
+        return CsvFormat("\t" if self.delimiter in ("tab", "\\t") else self.delimiter, self.encoding)
+
+    def _log(
+        self, kind: str, inputs: Sequence[Path], columns: Section, signals: Sequence[str], factors: dict[str, float]
+    ) -> FileLog:
+        """The log of a kind in files and folders; `factors` bring its columns to one unit."""
+        return FileLog(
+            kind,
+            find_files(inputs),
+            columns.model_dump(),
+            signals,
+            id_type=self.id_type,
+            csv=self._csv,
+            utc_offset=self.day_offset,
+            factors=factors,
+        )
+
+
 class RatingOptions(Options):
     """Ratings: what counts as liked."""
 
@@ -176,23 +218,12 @@ class RatingColumns(Section):
     date: str = "date"
 
 
-class Ratings(RatingOptions):
+class Ratings(FileOptions, RatingOptions):
     """Any CSV or parquet files with user, item and rating (or label)."""
 
     rule: Literal["rating", "label"] = "rating"
     """`rating`, or `label`: the log has labels of its own."""
     columns: RatingColumns = RatingColumns()
-    id_type: Literal["auto", "string"] = "auto"
-    """Ids in CSV files: numbers if all are whole numbers, else text; or always text. Parquet has its own types."""
-    delimiter: str | None = None
-    """The character between the fields of a CSV line; `tab` is one. By default a comma, in .tsv files a tab."""
-    encoding: str = "utf-8"
-    """The encoding of CSV files, by Python's names."""
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Problems that concern several options."""
-        yield from super().check()
-        yield from _check_csv(self.delimiter, self.encoding)
 
     def labeling(self) -> Labeling:
         """The chosen rule."""
@@ -201,15 +232,7 @@ class Ratings(RatingOptions):
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The log in the input files and folders."""
-        return FileLog(
-            "ratings",
-            find_files(inputs),
-            self.columns.model_dump(),
-            self.labeling().columns,
-            id_type=self.id_type,
-            csv=_csv_format(self.delimiter, self.encoding),
-            utc_offset=self.day_offset,
-        )
+        return self._log("ratings", inputs, self.columns, self.labeling().columns, factors={})
 
 
 class PlayColumns(Section):
@@ -228,7 +251,7 @@ class PlayColumns(Section):
     date: str = "date"
 
 
-class MicroVideo(PlayOptions):
+class MicroVideo(FileOptions, PlayOptions):
     """Any CSV or parquet play log."""
 
     rule: Annotated[str, OneOf(_microvideo_rules)] = "finish_rate"
@@ -239,31 +262,12 @@ class MicroVideo(PlayOptions):
     """Unit of play times. Only its ratio to duration_unit matters."""
     duration_unit: Unit = "ms"
     """Unit of durations."""
-    id_type: Literal["auto", "string"] = "auto"
-    """Ids in CSV files: numbers if all are whole numbers, else text; or always text. Parquet has its own types."""
-    delimiter: str | None = None
-    """The character between the fields of a CSV line; `tab` is one. By default a comma, in .tsv files a tab."""
-    encoding: str = "utf-8"
-    """The encoding of CSV files, by Python's names."""
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Problems that concern several options."""
-        yield from super().check()
-        yield from _check_csv(self.delimiter, self.encoding)
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The log in the input files and folders."""
         seconds = {"play_time": self.play_time_unit, "duration": self.duration_unit}
-        return FileLog(
-            "microvideo",
-            find_files(inputs),
-            self.columns.model_dump(),
-            self.labeling().columns,
-            id_type=self.id_type,
-            csv=_csv_format(self.delimiter, self.encoding),
-            utc_offset=self.day_offset,
-            factors={name: 1000.0 for name, unit in seconds.items() if unit == "s"},
-        )
+        factors = {name: 1000.0 for name, unit in seconds.items() if unit == "s"}
+        return self._log("microvideo", inputs, self.columns, self.labeling().columns, factors)
 
 
 class KuaiRand(PlayOptions):
@@ -327,17 +331,3 @@ def build_options(kind: str, mapping: Mapping[str, Any], overrides: Iterable[str
     # YAML reads 2022-04-25 as a date.
     plain = {key: str(value) if isinstance(value, datetime.date) else value for key, value in mapping.items()}
     return build(KINDS[kind], plain, overrides, source=source)
-
-
-def _csv_format(delimiter: str | None, encoding: str) -> CsvFormat:
-    return CsvFormat("\t" if delimiter in ("tab", "\\t") else delimiter, encoding)
-
-
-def _check_csv(delimiter: str | None, encoding: str) -> Iterator[tuple[str, str]]:
-    character = _csv_format(delimiter, encoding).delimiter
-    if character is not None and (len(character) != 1 or not character.isascii() or character in '"\r\n'):
-        yield "delimiter", f"expected one ASCII character, or tab, not {delimiter!r}"
-    try:
-        "".encode(encoding)
-    except (LookupError, ValueError):
-        yield "encoding", f"Python knows no encoding {encoding!r}; expected one such as utf-8, latin-1 or gb18030"
