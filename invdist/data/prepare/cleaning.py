@@ -121,7 +121,7 @@ class CleanRows:
             tables = [user_table, item_table]
         if not (self.users and self.items):
             raise UserError("no row of the log has both a user and an item")
-        self.id_tables = dict(zip(("users", "items"), tables, strict=True))
+        self.id_tables: dict[str, pa.Table] = dict(zip(("users", "items"), tables, strict=True))
 
     def _quartiles(self) -> tuple[float, float]:
         def played() -> Iterator[np.ndarray]:
