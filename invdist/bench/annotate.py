@@ -125,7 +125,10 @@ def _status(name: str) -> float:
 def _made_up_run(folder: Path, args: argparse.Namespace) -> TrainedRun:
     users, items = args.users, args.items
     dataset = _made_up_data(folder / "data", users, items, args.pairs)
-    config = configs.from_mapping({"method": "none", "model": args.model, "rows": {"dim": args.dim, "bias": False}})
+    rows = {"dim": args.dim, "bias": False}
+    config = configs.from_mapping(
+        {"method": "none", "model": args.model, "rows": rows, "data": {"path": dataset.path}, "runs": str(folder)}
+    )
     with single_rank():
         spec = ModelSpec(model=args.model, users=users, items=items, dim=args.dim, optimizer="sgd")
         model = build_recommender(spec, torch.device("cpu"))

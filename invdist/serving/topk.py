@@ -76,7 +76,7 @@ class Ranker:
         self, backbone: Backbone, tiles: list[Any], items: range, k: int, seen: SeenPairs | None = None
     ) -> None:
         """`tiles` are the `prepared_items`."""
-        assert items.start % TILE == 0, items
+        assert items.start % TILE == 0 or not items, items
         self.k, self._tiles, self._first, self._items, self._seen = k, tiles, items.start, len(items), seen
         self._all_pairs = all_pairs(backbone)
 

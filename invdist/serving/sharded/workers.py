@@ -145,7 +145,7 @@ class Workers:
         groups = {"answers": _ANSWERS_AT_ONCE, "work": _AT_ONCE}
         options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1, "concurrency_groups": groups}
         actor: Any = ray.remote(**options)(_Worker)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        shared = ray.put(job)
+        self._job = shared = ray.put(job)  # kept: a restarted worker needs it again
         self._actors = [
             actor.options(
                 name=_actor_name(name, worker),
