@@ -221,8 +221,8 @@ def _three_copies(settings: Settings) -> tuple[int, Iterator[int]]:
     def steps() -> Iterator[int]:
         for number, (user, item, label) in enumerate(_forever(_loader(rows, settings.batch))):
             if number % _PHASE_2_EVERY == _PHASE_2_EVERY - 1:
-                sampled = [torch.randint(high, (len(user),)) for high in (dataset.users, dataset.items)]
-                trainer.step(Batch(user, item, label, *sampled, len(user), number))
+                other_user, other_item = (torch.randint(high, (len(user),)) for high in (dataset.users, dataset.items))
+                trainer.step(Batch(user, item, label, other_user, other_item, len(user), number))
             else:
                 trainer.plain_step(user, item, label)
             yield len(user)

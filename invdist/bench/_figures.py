@@ -10,7 +10,7 @@ from typing import Any
 from invdist.report.figures import PALETTE
 from invdist.report.page import write_output
 
-_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "invdist", "font.size": 9}
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "invdist", "font.size": 9}
 _OURS, _OTHERS = PALETTE[0], "#B8C0C8"
 
 
@@ -18,7 +18,7 @@ def speed_bars(path: Path, cases: Mapping[str, Mapping[str, float | None]], name
     """One panel per case: a bar of rows/s for each trainer, in the order and with the titles of `names`."""
     figure, panels = _panels(len(cases), 1, (9.0, 2.6))
     for panel, (title, speeds) in zip(panels, cases.items(), strict=True):
-        shown = [(text, speeds[name], name) for name, text in names.items() if speeds.get(name)]
+        shown = [(text, speed, name) for name, text in names.items() if (speed := speeds.get(name)) is not None]
         values = [value for _, value, _ in shown]
         colors = [_OURS if name.startswith("invdist") else _OTHERS for *_, name in shown]
         bars = panel.barh([text for text, *_ in shown], values, color=colors)
