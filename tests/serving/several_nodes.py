@@ -28,7 +28,7 @@ from invdist.training import ray_backend, run_folder
 USERS, ITEMS, DIM = 80_000, 60_000, 512
 """Tables of 287 MB."""
 CAP = 190 << 20
-_STORE = {"object_store_memory": 200 << 20}
+_STORE: dict[str, Any] = {"object_store_memory": 200 << 20}
 
 
 def main(folder: Path) -> None:
