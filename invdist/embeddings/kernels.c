@@ -96,20 +96,32 @@ i64 add_rows(float *table, i64 rows, i64 width, const i64 *index, i64 n, const f
     return -1;
 }
 
-// Each occurrence of the wanted rows gets the value of the same row among the given ones, or zeros. Both lists of
-// distinct rows ascend.
-void lookup(const i64 *given, i64 given_count, const float *values, i64 width, const i64 *wanted, const i64 *order,
-            const i64 *starts, i64 count, i64 n, float *out) {
+// Each occurrence of the wanted rows gets the place of the same row among the given ones, or -1. Both lists of distinct
+// rows ascend.
+void places(const i64 *given, i64 given_count, const i64 *wanted, const i64 *order, const i64 *starts, i64 count,
+            i64 n, i64 *out) {
     i64 at = 0;
     for (i64 s = 0; s < count; s++) {
         while (at < given_count && given[at] < wanted[s]) at++;
-        const float *value = at < given_count && given[at] == wanted[s] ? values + at * width : 0;
+        i64 place = at < given_count && given[at] == wanted[s] ? at : -1;
         i64 end = s + 1 < count ? starts[s + 1] : n;
-        for (i64 j = starts[s]; j < end; j++) {
-            if (value) memcpy(out + order[j] * width, value, width * sizeof(float));
-            else memset(out + order[j] * width, 0, width * sizeof(float));
-        }
+        for (i64 j = starts[s]; j < end; j++) out[order[j]] = place;
     }
+}
+
+// rows[i] += c * values[index[i]] where the index is not -1
+void add_indexed(float *rows, i64 n, i64 width, const i64 *index, const float *values, float c) {
+    for (i64 i = 0; i < n; i++) {
+        if (index[i] < 0) continue;
+        float *restrict row = rows + i * width;
+        const float *restrict value = values + index[i] * width;
+        for (i64 x = 0; x < width; x++) row[x] = fmaf(c, value[x], row[x]);
+    }
+}
+
+// values = alpha * values / (|values| + eps)
+void sign_step(float *values, i64 n, float alpha, float eps) {
+    for (i64 i = 0; i < n; i++) values[i] = alpha * (values[i] / (fabsf(values[i]) + eps));
 }
 
 // One AdamW step of some columns of distinct rows, with the operations of torch's fused kernel in the same order.
@@ -185,22 +197,32 @@ void gmf_gradient(const float *user, const float *item, i64 n, i64 width, i64 k,
     for (i64 c = 0; c <= k; c++) dense[c] = (float)sums[c];
 }
 
-// GMF at theta + c * step for each candidate c: a polynomial of degree 3 in c, whose coefficients are found once.
-void gmf_candidates(const float *user, const float *item, const float *d_user, const float *d_item, i64 n, i64 width,
-                    i64 k, i64 bias, const float *w, const float *dw, float b, float db, const float *candidates,
-                    i64 count, float *out) {
+// GMF at theta + c * step for each candidate c: a polynomial of degree 3 in c, whose coefficients are found once. The
+// step of row i of `rows` (users first) is deltas[index[i]], or nothing if that is -1.
+void gmf_candidates(const float *rows, const i64 *index, const float *deltas, i64 n, i64 width, i64 k, i64 bias,
+                    const float *w, const float *dw, float b, float db, const float *candidates, i64 count,
+                    float *out) {
+    float none[width];
+    memset(none, 0, sizeof none);
     for (i64 i = 0; i < n; i++) {
-        const float *u = user + i * width, *v = item + i * width, *du = d_user + i * width, *dv = d_item + i * width;
+        const float *u = rows + i * width, *v = rows + (n + i) * width;
+        int touched = index[i] >= 0 || index[n + i] >= 0;
+        const float *du = index[i] >= 0 ? deltas + index[i] * width : none;
+        const float *dv = index[n + i] >= 0 ? deltas + index[n + i] * width : none;
         float a0[LANES] = {0}, a1[LANES] = {0}, a2[LANES] = {0}, a3[LANES] = {0};
         for (i64 c = 0; c < k; c += LANES) {
             int lanes = k - c < LANES ? (int)(k - c) : LANES;
             for (int l = 0; l < lanes; l++) {
-                float x = u[c + l], y = v[c + l], dx = du[c + l], dy = dv[c + l];
-                float first = dx * y + x * dy;
-                a0[l] += w[c + l] * x * y;
-                a1[l] += w[c + l] * first + dw[c + l] * x * y;
-                a2[l] += w[c + l] * dx * dy + dw[c + l] * first;
-                a3[l] += dw[c + l] * dx * dy;
+                float product = u[c + l] * v[c + l];
+                a0[l] += w[c + l] * product;
+                a1[l] += dw[c + l] * product;
+            }
+            if (!touched) continue;
+            for (int l = 0; l < lanes; l++) {
+                float first = du[c + l] * v[c + l] + u[c + l] * dv[c + l], second = du[c + l] * dv[c + l];
+                a1[l] += w[c + l] * first;
+                a2[l] += w[c + l] * second + dw[c + l] * first;
+                a3[l] += dw[c + l] * second;
             }
         }
         float s0 = total(a0) + b, s1 = total(a1) + db, s2 = total(a2), s3 = total(a3);

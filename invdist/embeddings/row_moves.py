@@ -70,6 +70,31 @@ def _counting(count: int) -> Tensor:
     return torch.arange(count)
 
 
+@dataclass(slots=True)
+class Deltas:
+    """What an update adds to each of some rows `[m, width]`: `values[index]`, nothing where the index is -1.
+
+    Most rows of a batch are not touched by the update from another batch, so this is less than a matrix.
+    """
+
+    values: Tensor
+    index: Tensor
+
+    def dense(self) -> Tensor:
+        """As a matrix: `[m, width]`."""
+        padded = torch.cat([self.values, self.values.new_zeros((1, self.values.shape[1]))])
+        return gather_rows(padded, torch.where(self.index < 0, len(self.values), self.index))
+
+    def add_to(self, rows: Tensor, c: float | Tensor) -> Tensor:
+        """`rows + c * deltas`, in the memory of `rows` where that is faster."""
+        compiled = kernels_for(rows)
+        if compiled is None or isinstance(c, Tensor):
+            return moved(rows, self.dense(), c)
+        if c:
+            compiled.add_indexed(rows, self.index, self.values, c)
+        return rows
+
+
 @dataclass
 class UniqueRows:
     """The distinct values of a list of rows, and which entries of the list ("occurrences") have each value.
@@ -146,12 +171,12 @@ class UniqueRows:
         at = torch.searchsorted(self.rows, rows).clamp_(max=len(self.rows) - 1)
         return torch.where(self.rows.index_select(0, at) == rows, at, len(self.rows))
 
-    def values_for(self, values: Tensor, wanted: UniqueRows) -> Tensor:
-        """The value (`[rows, width]`) of each occurrence of `wanted`: `[occurrences, width]`; zeros where none is."""
-        if self.count is None and wanted.count is None and (compiled := kernels_for(values)) is not None:
-            return compiled.lookup(self.rows, values, wanted.rows, wanted.order, wanted.starts)
-        padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
-        return gather_rows(padded, self.find(wanted.rows).index_select(0, wanted.inverse))
+    def places_of(self, wanted: UniqueRows) -> Tensor:
+        """The place of each occurrence of `wanted` among the distinct rows here; -1 where it is missing."""
+        if self.count is None and wanted.count is None and (compiled := kernels()) is not None:
+            return compiled.places(self.rows, wanted.rows, wanted.order, wanted.starts)
+        found = self.find(wanted.rows).index_select(0, wanted.inverse)
+        return torch.where(found == len(self.rows), -1, found)
 
     def square_sum(self, values: Tensor) -> Tensor:
         """The sum of squares of `values` `[rows, width]`, each distinct row counted once."""

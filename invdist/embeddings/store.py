@@ -18,7 +18,7 @@ from torch import Tensor
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.exchange import Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
-from invdist.embeddings.row_moves import UniqueRows, add_rows, gather_rows
+from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_rows
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
 
@@ -110,14 +110,17 @@ class EmbeddingStore:
         return arrive
 
     @torch.no_grad()
-    def lookup_delta(self, route: Route, update: RowUpdate) -> Tensor:
-        """What `update` would add to the rows of a group: `[2n, columns]`, zero where it touches nothing."""
+    def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
+        """What `update` would add to the rows of a group, `[2n, columns]`."""
         if route.held is not None:
             own = route.unique if route.asked is None else route.asked
-            return self._whole(update.unique.values_for(update.values, own))
-        deltas = update.unique.values_for(update.values, route.unique)
+            deltas = Deltas(update.values, update.unique.places_of(own))
+            return deltas if self.layout.whole_rows else _each(self._whole(deltas.dense()))
+        deltas = Deltas(update.values, update.unique.places_of(route.unique)).dense()
         arrived = self.comm.all_to_all(deltas, route.received, route.sent).wait()
-        return self._whole(gather_rows(arrived, route.answer_index))
+        if self.layout.whole_rows:
+            return Deltas(arrived, route.answer_index)
+        return _each(self._whole(gather_rows(arrived, route.answer_index)))
 
     @torch.no_grad()
     def add(self, update: RowUpdate, scale: float | Tensor) -> None:
@@ -166,6 +169,11 @@ class EmbeddingStore:
     def _whole(self, pieces: Tensor) -> Tensor:
         """Whole rows from their pieces, which are side by side."""
         return pieces.view(-1, self.columns)
+
+
+def _each(deltas: Tensor) -> Deltas:
+    """A delta of its own for every row."""
+    return Deltas(deltas, torch.arange(len(deltas), device=deltas.device))
 
 
 def _present(index: Tensor | None) -> Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from invdist.embeddings.row_moves import Deltas
+
 BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
 
 
@@ -30,7 +32,7 @@ class Backbone(nn.Module):
         return self(*rows.chunk(2))
 
     def candidate_logits(
-        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, candidates: Sequence[float]
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
     ) -> Tensor | None:
         """Logits `[candidates, n]` at rows + c * deltas and dense + c * step, without dropout; None: try one by one.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from invdist.config.registry import BACKBONES
-from invdist.embeddings.row_moves import kernels_for
+from invdist.embeddings.row_moves import Deltas, kernels_for
 from invdist.models.backbone import BIAS_COLUMNS, Backbone, init_linear
 
 
@@ -36,7 +36,7 @@ class GMF(Backbone):
         return _Logits.apply(rows, self.output.weight, self.output.bias, self.bias)
 
     def candidate_logits(
-        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, candidates: Sequence[float]
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
     ) -> Tensor | None:
         """As in `Backbone`. The logit is a product of three sums with c, so a polynomial of degree 3 in c: its
         coefficients are found once for all candidates.
@@ -44,7 +44,8 @@ class GMF(Backbone):
         compiled = kernels_for(rows)
         if compiled is None:
             return None
-        return compiled.gmf_candidates(rows, deltas, dense, step, self.bias, torch.tensor(candidates))
+        tried = torch.tensor(candidates)
+        return compiled.gmf_candidates(rows, deltas.index, deltas.values, dense, step, self.bias, tried)
 
 
 class _Logits(torch.autograd.Function):
