@@ -4,8 +4,10 @@
 // place of the first index that is out of range, or -1.
 
 #include <math.h>
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 typedef int64_t i64;
 typedef uint64_t u64;
@@ -68,20 +70,63 @@ i64 gather(const float *table, i64 rows, i64 width, const i64 *index, i64 n, flo
     return -1;
 }
 
-// out[s] = scale * the sum of values[order[j]] over the occurrences j of distinct row s, in their order
-void sum_segments(const float *values, i64 width, const i64 *order, const i64 *starts, i64 count, i64 n, float scale,
-                  float *restrict out) {
+// Rows that came from several ranks: those of part p are rows edges[p] to edges[p + 1] of the whole.
+typedef struct {
+    const float *const *parts;
+    const i64 *edges;
+    i64 width;
+} Rows;
+
+static inline const float *row_of(Rows rows, i64 index) {
+    i64 part = 0;
+    while (index >= rows.edges[part + 1]) part++;
+    return rows.parts[part] + (index - rows.edges[part]) * rows.width;
+}
+
+// out = rows[index]; indices are in range
+void gather_parts(const float *const *parts, const i64 *edges, i64 width, const i64 *index, i64 n, float *out) {
+    Rows rows = {parts, edges, width};
+    for (i64 i = 0; i < n; i++) {
+        if (i + AHEAD < n) prefetch(row_of(rows, index[i + AHEAD]), width);
+        memcpy(out + i * width, row_of(rows, index[i]), width * sizeof(float));
+    }
+}
+
+// out[s] = scale * the sum of rows[order[j]] over the occurrences j of distinct row s, in their order
+void sum_segments(const float *const *parts, const i64 *edges, i64 width, const i64 *order, const i64 *starts,
+                  i64 count, i64 n, float scale, float *restrict out) {
+    Rows rows = {parts, edges, width};
     for (i64 s = 0; s < count; s++) {
         float *restrict sum = out + s * width;
         i64 end = s + 1 < count ? starts[s + 1] : n;
         for (i64 j = starts[s]; j < end; j++) {
-            const float *value = values + order[j] * width;
-            if (j + AHEAD < n) prefetch(values + order[j + AHEAD] * width, width);
+            const float *value = row_of(rows, order[j]);
+            if (j + AHEAD < n) prefetch(row_of(rows, order[j + AHEAD]), width);
             if (j == starts[s]) memcpy(sum, value, width * sizeof(float));
             else for (i64 c = 0; c < width; c++) sum[c] += value[c];
         }
         if (scale != 1.0f) for (i64 c = 0; c < width; c++) sum[c] *= scale;
     }
+}
+
+// Looks whether another process wrote `number`, for at most `microseconds`: first without pause, then giving way to
+// other processes. Returns whether it did.
+int wait_for(const volatile i64 *word, i64 number, i64 microseconds) {
+    for (int look = 0; look < 256; look++) {
+        if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == number) return 1;
+        __builtin_ia32_pause();
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    i64 end = now.tv_sec * 1000000 + now.tv_nsec / 1000 + microseconds;
+    while (now.tv_sec * 1000000 + now.tv_nsec / 1000 < end) {
+        for (int look = 0; look < 8; look++) {
+            if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == number) return 1;
+            sched_yield();
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    }
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == number;
 }
 
 // table[index] += scale * values, for distinct indices

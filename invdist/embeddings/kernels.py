@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,10 @@ class Kernels:
         self._unique = function("unique_rows", p, i, p, p, p, p)
         self._inverse = function("inverse", p, p, i, i, p, gives=None)
         self._gather = function("gather", p, i, i, p, i, p)
-        self._sum = function("sum_segments", p, i, p, p, i, i, _FLOAT, p, gives=None)
+        self._gather_parts = function("gather_parts", p, p, i, p, i, p, gives=None)
+        self._sum = function("sum_segments", p, p, i, p, p, i, i, _FLOAT, p, gives=None)
+        self.wait_for = function("wait_for", p, i, i, gives=ctypes.c_int)
+        """Whether the word at an address became a number within some microseconds."""
         self._add = function("add_rows", p, i, i, p, i, p, _FLOAT)
         self._places = function("places", p, i, p, p, p, i, i, p, gives=None)
         self._add_indexed = function("add_indexed", p, i, i, p, p, _FLOAT, gives=None)
@@ -58,28 +63,34 @@ class Kernels:
         self._inverse(order.data_ptr(), starts.data_ptr(), len(starts), len(order), out.data_ptr())
         return out
 
-    def gather(self, table: Tensor, index: Tensor) -> Tensor:
-        """`table[index]`."""
+    def gather(self, table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """`table[index]`, into `out` if given."""
         rows, width = table.shape
-        out = table.new_empty((len(index), width))
+        out = table.new_empty((len(index), width)) if out is None else out
         index = index.contiguous()
         _check(self._gather(table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr()), index, rows)
         return out
 
-    def sum(self, values: Tensor, order: Tensor, starts: Tensor, scale: float = 1.0) -> Tensor:
-        """`scale` times the sums of values `[occurrences, width]` by distinct row."""
-        width = values.shape[1]
-        out = values.new_empty((len(starts), width))
-        self._sum(
-            values.data_ptr(),
-            width,
-            order.data_ptr(),
-            starts.data_ptr(),
-            len(starts),
-            len(order),
-            scale,
-            out.data_ptr(),
-        )
+    def gather_parts(self, parts: Sequence[Tensor], index: Tensor) -> Tensor:
+        """`torch.cat(parts)[index]` for indices in range."""
+        width = parts[0].shape[1]
+        out = parts[0].new_empty((len(index), width))
+        self._gather_parts(*_places(parts), width, index.contiguous().data_ptr(), len(index), out.data_ptr())
+        return out
+
+    def sum(
+        self,
+        parts: Sequence[Tensor],
+        order: Tensor,
+        starts: Tensor,
+        scale: float = 1.0,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """`scale` times the sums of `torch.cat(parts)` (`[occurrences, width]`) by distinct row."""
+        width = parts[0].shape[1]
+        out = parts[0].new_empty((len(starts), width)) if out is None else out
+        segments = (order.data_ptr(), starts.data_ptr(), len(starts), len(order))
+        self._sum(*_places(parts), width, *segments, scale, out.data_ptr())
         return out
 
     def add(self, table: Tensor, index: Tensor, values: Tensor, scale: float) -> None:
@@ -162,6 +173,12 @@ class Kernels:
         weights = (dense.data_ptr(), step.data_ptr(), float(dense[k]), float(step[k]))
         self._gmf_candidates(*place, *weights, candidates.data_ptr(), len(candidates), out.data_ptr())
         return out
+
+
+def _places(parts: Sequence[Tensor]) -> tuple[Any, Any]:
+    """Where the parts are in memory, and the first row of each among all rows, and the end."""
+    edges = list(accumulate((len(part) for part in parts), initial=0))
+    return (_POINTER * len(parts))(*(part.data_ptr() for part in parts)), (_INT * len(edges))(*edges)
 
 
 def _check(wrong: int, index: Tensor, rows: int) -> None:
