@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from invdist.embeddings.row_moves import Deltas
@@ -55,6 +56,11 @@ class Backbone(nn.Module):
     def combine(self, user: Tensor, item: Tensor) -> Tensor:
         """Logits of pairs of prepared rows."""
         return self(user, item)
+
+
+def autocasts(rows: Tensor) -> bool:
+    """Whether operators on these rows are computed in bf16: then by torch, which knows which of them may be."""
+    return rows.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(rows.device.type)
 
 
 def init_linear(layer: nn.Module) -> None:
