@@ -157,6 +157,7 @@ void places(const i64 *given, i64 given_count, const i64 *wanted, const i64 *ord
 // rows[i] += c * values[index[i]] where the index is not -1
 void add_indexed(float *rows, i64 n, i64 width, const i64 *index, const float *values, float c) {
     for (i64 i = 0; i < n; i++) {
+        if (i + AHEAD < n && index[i + AHEAD] >= 0) prefetch(values + index[i + AHEAD] * width, width);
         if (index[i] < 0) continue;
         float *restrict row = rows + i * width;
         const float *restrict value = values + index[i] * width;
@@ -197,10 +198,10 @@ i64 adamw(float *table, float *m_table, float *v_table, i64 rows, i64 width, con
 
 enum { LANES = 16, BLOCK = 128 };
 
-static inline float total(const float *lanes) {
-    float sum = 0;
-    for (int l = 0; l < LANES; l++) sum += lanes[l];
-    return sum;
+static inline float total(float *lanes) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
 }
 
 // GMF: out = w . (user * item) + b, and with `bias` the column after the first k of both rows.
@@ -242,6 +243,24 @@ void gmf_gradient(const float *user, const float *item, i64 n, i64 width, i64 k,
     for (i64 c = 0; c <= k; c++) dense[c] = (float)sums[c];
 }
 
+// The coefficients of one pair in gmf_candidates, from `lanes` columns.
+static inline __attribute__((always_inline)) void add_terms(int lanes, int touched, const float *u, const float *v,
+                                                            const float *du, const float *dv, const float *w,
+                                                            const float *dw, float a[4][LANES]) {
+    for (int l = 0; l < lanes; l++) {
+        float product = u[l] * v[l];
+        a[0][l] += w[l] * product;
+        a[1][l] += dw[l] * product;
+    }
+    if (!touched) return;
+    for (int l = 0; l < lanes; l++) {
+        float first = du[l] * v[l] + u[l] * dv[l], second = du[l] * dv[l];
+        a[1][l] += w[l] * first;
+        a[2][l] += w[l] * second + dw[l] * first;
+        a[3][l] += dw[l] * second;
+    }
+}
+
 // GMF at theta + c * step for each candidate c: a polynomial of degree 3 in c, whose coefficients are found once. The
 // step of row i of `rows` (users first) is deltas[index[i]], or nothing if that is -1.
 void gmf_candidates(const float *rows, const i64 *index, const float *deltas, i64 n, i64 width, i64 k, i64 bias,
@@ -254,27 +273,19 @@ void gmf_candidates(const float *rows, const i64 *index, const float *deltas, i6
         int touched = index[i] >= 0 || index[n + i] >= 0;
         const float *du = index[i] >= 0 ? deltas + index[i] * width : none;
         const float *dv = index[n + i] >= 0 ? deltas + index[n + i] * width : none;
-        float a0[LANES] = {0}, a1[LANES] = {0}, a2[LANES] = {0}, a3[LANES] = {0};
-        for (i64 c = 0; c < k; c += LANES) {
-            int lanes = k - c < LANES ? (int)(k - c) : LANES;
-            for (int l = 0; l < lanes; l++) {
-                float product = u[c + l] * v[c + l];
-                a0[l] += w[c + l] * product;
-                a1[l] += dw[c + l] * product;
-            }
-            if (!touched) continue;
-            for (int l = 0; l < lanes; l++) {
-                float first = du[c + l] * v[c + l] + u[c + l] * dv[c + l], second = du[c + l] * dv[c + l];
-                a1[l] += w[c + l] * first;
-                a2[l] += w[c + l] * second + dw[c + l] * first;
-                a3[l] += dw[c + l] * second;
-            }
+        if (i + AHEAD < n) {
+            if (index[i + AHEAD] >= 0) prefetch(deltas + index[i + AHEAD] * width, k);
+            if (index[n + i + AHEAD] >= 0) prefetch(deltas + index[n + i + AHEAD] * width, k);
         }
-        float s0 = total(a0) + b, s1 = total(a1) + db, s2 = total(a2), s3 = total(a3);
+        float a[4][LANES] = {{0}};
+        i64 c = 0;
+        for (; c + LANES <= k; c += LANES) add_terms(LANES, touched, u + c, v + c, du + c, dv + c, w + c, dw + c, a);
+        if (c < k) add_terms((int)(k - c), touched, u + c, v + c, du + c, dv + c, w + c, dw + c, a);
+        float s0 = total(a[0]) + b, s1 = total(a[1]) + db, s2 = total(a[2]), s3 = total(a[3]);
         if (bias) s0 += u[k] + v[k], s1 += du[k] + dv[k];
         for (i64 j = 0; j < count; j++) {
-            float c = candidates[j];  // at 0 a step that is not finite changes nothing
-            out[j * n + i] = c == 0 ? s0 : s0 + c * (s1 + c * (s2 + c * s3));
+            float x = candidates[j];  // at 0 a step that is not finite changes nothing
+            out[j * n + i] = x == 0 ? s0 : s0 + x * (s1 + x * (s2 + x * s3));
         }
     }
 }
