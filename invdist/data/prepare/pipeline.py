@@ -100,7 +100,7 @@ class _Preparation:
         self.options, self.labeling, self.counts = rows.options, rows.labeling, rows.counts
         self.time_cuts = self._find_time_cuts() if self.options.split == "time" else None
         if given is not None:
-            given.resolve(rows.user_ids, rows.item_ids, rows.final_user, rows.final_item, rows.items)
+            given.resolve(rows.find_users, rows.find_items, rows.items)
 
     def _find_time_cuts(self) -> tuple[int, int]:
         """The times at which the shares of labeled rows for training and validation are reached."""
@@ -168,7 +168,9 @@ class _Preparation:
             return period
         if self.given is not None:
             user, item = (labeled[name].astype(np.uint64) for name in ("user", "item"))
-            return self.given.split(user * np.uint64(self.rows.items) + item)
+            split = self.given.split(user * np.uint64(self.rows.items) + item)
+            self.given.note_found(np.count_nonzero(split == VALID), np.count_nonzero(split == TEST))
+            return split
         return shares.cut(len(labeled))
 
     def _add_labeled(self, split: str, rows: np.ndarray) -> None:
