@@ -47,10 +47,11 @@ class GivenSplit:
         """The split (int8) of labeled pairs (uint64 keys, each once)."""
         return by_given(pair, self._keys[VALID], self._keys[TEST])
 
-    def note_found(self, valid: int, test: int) -> None:
-        """Counts labeled pairs that were found in validation and in test."""
-        self._found[VALID] += valid
-        self._found[TEST] += test
+    def note(self, split: np.ndarray) -> np.ndarray:
+        """Counts the pairs of a `split` as found, and gives it back."""
+        for part in self._found:
+            self._found[part] += int(np.count_nonzero(split == part))
+        return split
 
     def check_all_found(self) -> None:
         """Raises `UserError` if a given pair was not among the labeled rows."""
