@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from invdist.config.fields import Count, CountOrZero, OneOf, OpenShare, Section, build
+from invdist.config.fields import BelowOne, Count, CountOrZero, OneOf, OpenShare, Section, build
 from invdist.data.prepare.given_split import GivenSplit
 from invdist.data.prepare.labeling import Labeling
 from invdist.data.prepare.logs import FileLog, KuaiRandLog, Ml1mLog
@@ -35,15 +35,23 @@ class Options(Section):
     test_from: str | None = None
     """split=date: the first day of the test."""
     utc_offset: Annotated[float, Ge(-14), Le(14)] = 0.0
-    """split=date: hours from UTC to the calendar that days are counted in, for times that are numbers."""
+    """split=date, since, until: hours from UTC to the calendar that days are counted in, for times that are numbers."""
+    since: str | None = None
+    """Take only rows of this day, as 2022-04-25, and of later ones."""
+    until: str | None = None
+    """Take only rows of this day, as 2022-04-25, and of earlier ones; rows without a day are taken too."""
+    keep: CountOrZero | None = None
+    """--onto: how many days before this one have their rows carried along; null: all."""
+    drop_unseen: Count | None = None
+    """--onto: ids that were not seen for so many days are dropped with their rows; null: none."""
     valid_file: str | None = None
     """split=given: the file of (user, item) pairs that are validation rows, plain or gz."""
     test_file: str | None = None
     """split=given: the file of (user, item) pairs that are test rows, plain or gz."""
     valid_fraction: OpenShare = 0.2
     """split=seed, split=time: share of labeled rows for validation."""
-    test_fraction: OpenShare = 0.2
-    """split=seed, split=time: share of labeled rows for the test."""
+    test_fraction: BelowOne = 0.2
+    """split=seed, split=time: share of labeled rows for the test; 0: none, as where the next day is the test."""
     training_test_fraction: OpenShare = 0.1
     """Share of the training rows that become training_test, which chooses update directions."""
     label_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -67,6 +75,11 @@ class Options(Section):
                     yield "test_from", f"expected a later day than valid_from ({self.valid_from})"
             except ValueError:
                 yield "split", f"expected dates as 2022-04-25, not {self.valid_from!r} and {self.test_from!r}"
+        try:
+            if self.since and self.until and day_number(self.since) > day_number(self.until):
+                yield "until", f"expected {self.since} (since) or a later day"
+        except ValueError:
+            yield "since", f"expected dates as 2022-04-25, not {self.since!r} and {self.until!r}"
 
     @property
     def kept_labels(self) -> float:
@@ -76,7 +89,7 @@ class Options(Section):
     @property
     def day_offset(self) -> float | None:
         """`utc_offset` if days are needed, else None."""
-        return self.utc_offset if self.split == "date" else None
+        return self.utc_offset if self.split == "date" or self.since or self.until else None
 
     def given_split(self) -> GivenSplit | None:
         """The given split, if there is one."""

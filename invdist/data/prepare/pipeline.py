@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -10,11 +11,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from invdist.data.dataset import Dataset
 from invdist.data.prepare.cleaning import CleanRows, Progress
 from invdist.data.prepare.labeling import Labeling
+from invdist.data.prepare.onto import Growth, fixed_labeling
 from invdist.data.prepare.options import KINDS, Kind, Options, Synthetic
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
+from invdist.data.prepare.since_until import in_days
 from invdist.data.prepare.split_rule import SplitRule, time_ranks
 from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares
 from invdist.data.prepare.writer import DatasetWriter, new_dataset
@@ -56,13 +60,29 @@ def no_progress(stage: str, rows: int) -> None:
 
 
 def prepare_log(
-    options: Kind, inputs: Sequence[str | Path], output: str | Path, progress: Progress = no_progress
+    options: Kind,
+    inputs: Sequence[str | Path],
+    output: str | Path,
+    progress: Progress = no_progress,
+    onto: str | Path | None = None,
 ) -> dict[str, Any]:
     """Writes the data set of the raw log in `inputs` to the new folder `output` and gives its manifest.
 
-    This is `invdist prepare`, `invdist.prepare_dataset` and the recipes of a study.
+    `onto` is the data set of the day before (docs/daily.md). This is `invdist prepare`, `invdist.prepare_dataset` and
+    the recipes of a study.
     """
-    return prepare(open_log(options, inputs), options.labeling(), options, output, progress)
+    log = open_log(options, inputs)
+    if onto is not None:
+        return _prepare_onto(Dataset.open(str(onto)), log, options, output, progress)
+    check_without_onto(options)
+    return prepare(log, options.labeling(), options, output, progress)
+
+
+def check_without_onto(options: Options) -> None:
+    """`UserError` for options that mean something with `--onto` only."""
+    for name in ("keep", "drop_unseen"):
+        if getattr(options, name) is not None:
+            raise UserError(f"{name} goes together with --onto DIR, the data set of the day before")
 
 
 def open_log(options: Kind, inputs: Sequence[str | Path]) -> RawLog:
@@ -70,7 +90,17 @@ def open_log(options: Kind, inputs: Sequence[str | Path]) -> RawLog:
     if not inputs and not isinstance(options, Synthetic):
         kind = next(name for name, kind in KINDS.items() if isinstance(options, kind))
         raise UserError(f"{kind} needs inputs: the files or folders of the raw log (--input PATH)")
-    return options.open([Path(path) for path in inputs])
+    return in_days(options.open([Path(path) for path in inputs]), options)
+
+
+def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path, progress: Progress) -> dict[str, Any]:
+    labeling = fixed_labeling(options.labeling(), base)
+    with new_dataset(output, options.shard_rows) as writer:
+        day = writer.folder / "day"
+        prepare(log, labeling, options, day, progress)
+        grown = Growth(base, Dataset.open(str(day), verify="fast"), options, writer).write()
+        shutil.rmtree(day)
+        return writer.finish(grown)
 
 
 def prepare(
@@ -89,6 +119,8 @@ def prepare(
         finally:
             rows.remove()
         for name, table in log.latent().items():
+            if log.universe() is None:  # raw ids are the row numbers of these tables
+                table = table.take(rows.id_tables[name]["raw"])
             writer.add_table(f"latent_{name}", f"latent/{name}.parquet", table)
         return run.finish()
 
@@ -183,6 +215,7 @@ class Found(Protocol):
     items: int
     counts: Counter[str]
     finish_rates: dict[str, float] | None
+    quartiles: tuple[float, float] | None
 
 
 def all_shares(options: Options) -> tuple[Shares, Shares, Shares]:
@@ -221,6 +254,7 @@ def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
         "classes": classes,
         "counts": {name: rows.counts[name] for name in COUNTS},
         "finish_rates": rows.finish_rates,
+        "measured_quartiles": rows.quartiles,
         "labeling": asdict(rows.labeling),
         "cut": {**cut, "label_fraction": rows.options.kept_labels, "time_cuts": rule.time_cuts},
         "source": rows.log.describe(),

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from invdist.data.schema import MANIFEST, ROW_GROUP_ROWS, SCHEMAS, SPLITS, VERSION, fingerprint
+from invdist.data.schema import DAY, MANIFEST, ROW_GROUP_ROWS, SCHEMAS, SPLITS, VERSION, fingerprint
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder, describe_os_error, new_folder
 
@@ -35,7 +35,7 @@ class DatasetWriter:
         self._pending_rows = dict.fromkeys(SPLITS, 0)
 
     def add(self, split: str, columns: dict[str, np.ndarray]) -> None:
-        """Appends rows to a split: `user`, `item` and `label` (or `truth` for unclear), arrays of one length."""
+        """Appends rows to a split: `user`, `item`, `label` (or `truth` for unclear), and `day` if all rows have one."""
         rows = len(columns["user"])
         self.rows[split] += rows
         self._pending[split].append(columns)
@@ -89,6 +89,8 @@ def shard_tables(split: str, number: int, columns: dict[str, np.ndarray]) -> Ite
     """A shard of a split: (folder, file, table), twice for `unclear`, whose truth is beside it."""
     for name in (split, "truth") if split == "unclear" else (split,):
         schema = SCHEMAS[name]
+        if "day" in columns and name != "truth":
+            schema = schema.append(DAY)
         arrays = [pa.array(columns[field.name], field.type) for field in schema]
         yield name, f"{name}/part-{number:05d}.parquet", pa.Table.from_arrays(arrays, schema=schema)
 

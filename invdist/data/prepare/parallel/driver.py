@@ -67,6 +67,7 @@ class ParallelPreparation:
             folder.make()
         self.counts: Counter[str] = Counter()
         self.finish_rates: dict[str, float] | None = None
+        self.quartiles: tuple[float, float] | None = None
         self.files: dict[str, Any] = {}
         self._finds = 0
 
@@ -171,7 +172,7 @@ class ParallelPreparation:
 
     def _measure(self, chunks: Sequence[dict[str, Any]]) -> None:
         """Finds the quartiles of play times and the finish rates."""
-        if "play_time" in self.labeling.rules and self.labeling.quartiles is None:
+        if "play_time" in self.labeling.rules:
             rows = sum(chunk["rows"] for chunk in chunks) - self.counts["bad_play_times"]
             if not rows:
                 raise UserError("rule play_time: no row has a play time of zero or more")
@@ -179,7 +180,8 @@ class ParallelPreparation:
             lower, upper = self._order_statistics(
                 "quartiles", tasks.count_play_times, sources, quartile_ranks(rows), np.float64
             )
-            self.labeling = replace(self.labeling, quartiles=(float(lower), float(upper)))
+            self.quartiles = float(lower), float(upper)
+            self.labeling = replace(self.labeling, quartiles=self.quartiles)
         segments = [_segments(chunks, bucket) for bucket in range(BUCKETS)]
         (result,) = self.stages.run("finish rates", tasks.finish_rates, (self.job, segments), [()])
         self.finish_rates = result["rates"]
@@ -270,6 +272,7 @@ class ParallelPreparation:
 
     def _write_latent(self) -> None:
         """Writes what is known of a synthetic feed."""
+        assert self.log.universe() or not self.log.latent(), "rows of latent tables are indices"
         for name, table in self.log.latent().items():
             content, self.files[f"latent_{name}"] = encode(f"latent/{name}.parquet", table)
             self.target.child("latent").make()

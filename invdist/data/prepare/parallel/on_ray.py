@@ -13,7 +13,7 @@ from invdist.data.prepare.cleaning import Progress
 from invdist.data.prepare.options import Kind, Options
 from invdist.data.prepare.parallel.driver import ParallelPreparation, Sizes
 from invdist.data.prepare.parallel.stages import Stages
-from invdist.data.prepare.pipeline import RULES, no_progress, open_log
+from invdist.data.prepare.pipeline import RULES, check_without_onto, no_progress, open_log
 from invdist.data.schema import MANIFEST
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import UNFINISHED, Folder, describe_os_error, exclusive
@@ -41,6 +41,7 @@ def prepare_on_ray(
     """
     import ray
 
+    check_without_onto(options)
     log, output = open_log(options, inputs), str(output)
     workers = workers or int(ray.cluster_resources().get("CPU", 1))
     work, final = Folder.at(f"{output.rstrip('/')}.partial"), Folder.at(output)
