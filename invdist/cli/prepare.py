@@ -6,6 +6,7 @@ invdist prepare KIND --input PATH... [--onto DIR] --output DIR [--workers N] [ke
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _on_ray(options: Kind, inputs: Sequence[str], args: argparse.Namespace, progress: RowProgress) -> dict[str, Any]:
     """Prepares on the Ray cluster of this process, or on a private one."""
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers}: expected 1 or more; without it this process does the work")
+    if args.workers < 0:
+        raise UserError(f"--workers {args.workers}: expected 0 or more")
     if args.onto:
         raise UserError("--onto works in one process only: leave --workers out")
     from invdist.data.prepare.parallel.on_ray import prepare_on_ray
     from invdist.training.ray_backend import connected
 
-    with connected(args.workers):
+    with connected(args.workers) if args.workers else contextlib.nullcontext():
         return prepare_on_ray(options, inputs, args.output, args.workers, progress)
 
 
@@ -105,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers",
         type=int,
-        help="processes on Ray that share the work, with the same result; after an interruption the same command goes "
-        "on (default: this process does the work, without Ray)",
+        help="processes on Ray that share the work, with the same result; 0: the same steps in this process. After an "
+        "interruption the same command goes on (default: this process, in two passes that start over)",
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file of the kind's options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="options that override those of the file")

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,8 @@ class ParallelPreparation:
             chunks = self._route(chunks)
         self.work.child("chunks").remove()
         self._measure(chunks)
-        folder, layouts = self._clean(chunks)
-        shards, rows = self._write(folder, layouts)
+        folder, groups = self._clean(chunks)
+        shards, rows = self._write(folder, groups)
         self._write_latent()
         if self.rule.given is not None:
             self.rule.given.check_all_found()
@@ -196,43 +197,46 @@ class ParallelPreparation:
 
         return values_of(find_prefixes(counts, ranks), np.dtype(dtype))
 
-    def _clean(self, chunks: Sequence[dict[str, Any]]) -> tuple[str, list[list[int]]]:
-        """Cleans and splits all buckets; gives the folder they are in, and the layout of each."""
+    def _clean(self, chunks: Sequence[dict[str, Any]]) -> tuple[str, list[tasks.Group]]:
+        """Cleans and splits all buckets; gives the folder they are in, and the groups that share a file there."""
         self.rule.items = self.items
         buckets = [(bucket, _segments(chunks, bucket)) for bucket in range(BUCKETS)]
-        # Several small buckets to a task, so that starting tasks costs little.
+        # Several small buckets to a task and a file, so that tasks and files cost little.
         rows = sum(chunk["rows"] for chunk in chunks)
         together = max(1, self.sizes.chunk_rows * BUCKETS // max(2 * rows, 1))
-        layouts = self._over(together, "cleaning", tasks.clean, (self.job, self.items), buckets)
+        calls = [buckets[start : start + together] for start in range(0, BUCKETS, together)]
+        groups = self._over(calls, "cleaning", tasks.clean, (self.job, self.items))
         self.work.child("buckets").remove()
         if not self.rule.by_time:
-            self._note_given(layouts)
-            return "clean", layouts
-        labeled = [layout[0] for layout in layouts]
-        if not sum(labeled):
+            self._note_given(groups)
+            return "clean", groups
+        labeled = sum(layout[0] for group in groups for _, layout in group)
+        if not labeled:
             raise UserError(no_labels(self))
-        sizes = [(number, sum(layout), layout[0]) for number, layout in enumerate(layouts)]
-        ranks = time_ranks(sum(labeled), self.options)
-        sources = [(group,) for group in _groups(sizes, together)]
-        cuts = self._order_statistics("time cuts", tasks.count_times, sources, ranks, np.int64)
+        cuts = self._order_statistics(
+            "time cuts", tasks.count_times, [(group,) for group in groups], time_ranks(labeled, self.options), np.int64
+        )
         self.rule.time_cuts = int(cuts[0]), int(cuts[1])
-        return "split", self._over(together, "splitting", tasks.split, self.job, sizes)
+        return "split", self._over(groups, "splitting", tasks.split, self.job)
 
-    def _over(self, together: int, stage: str, task: Any, context: Any, buckets: Sequence[Any]) -> list[list[int]]:
-        """The layouts of all buckets after a task that takes some at a time."""
-        results = self.stages.run(stage, task, context, [(group,) for group in _groups(buckets, together)])
+    def _over(self, groups: Sequence[list[tuple[int, Any]]], stage: str, task: Any, context: Any) -> list[tasks.Group]:
+        """The groups of buckets with their layouts after a task that writes their files."""
+        results = self.stages.run(stage, task, context, [(group,) for group in groups])
         for result in results:
             self.counts.update(result["counts"])
-        return [layout for result in results for layout in result["layouts"]]
+        return [
+            [(number, layout) for (number, _), layout in zip(group, result["layouts"], strict=True)]
+            for group, result in zip(groups, results, strict=True)
+        ]
 
-    def _note_given(self, layouts: Sequence[list[int]]) -> None:
+    def _note_given(self, groups: Sequence[tasks.Group]) -> None:
         if self.rule.given is not None:
-            for layout in layouts:
+            for _, layout in chain.from_iterable(groups):
                 self.rule.given.note(np.repeat(np.arange(3), layout[:3]))
 
-    def _write(self, folder: str, layouts: Sequence[list[int]]) -> tuple[dict[str, Any], dict[str, int]]:
+    def _write(self, folder: str, groups: Sequence[tasks.Group]) -> tuple[dict[str, Any], dict[str, int]]:
         """Writes all shards; gives their entries and the rows of each split."""
-        runs = self._runs(layouts)
+        runs = self._runs(groups)
         calls = []
         for split in SPLITS:
             self.target.child(split).make()
@@ -250,24 +254,26 @@ class ParallelPreparation:
                 self.counts[f"{split} negatives"] += result["rows"] - result["positives"]
         return shards, rows
 
-    def _runs(self, layouts: Sequence[list[int]]) -> dict[str, list[tasks.Run]]:
+    def _runs(self, groups: Sequence[tasks.Group]) -> dict[str, list[tasks.Run]]:
         """The rows of each split, bucket by bucket, in their order."""
         split_shares, label_shares, training_shares = all_shares(self.options)
         runs: dict[str, list[tasks.Run]] = {split: [] for split in SPLITS}
         by_order = not (self.rule.by_time or self.rule.days or self.rule.given)
-        for bucket, (train, valid, test, unclear) in enumerate(layouts):
-            rows = train + valid + test + unclear
-            if by_order:
-                train, valid, test = split_shares.take(train).tolist()
-            kept, hidden = label_shares.take(train).tolist()
-            learned, tried = training_shares.take(kept).tolist()
-            self.counts["hidden_labels"] += hidden
-            edges = np.cumsum([0, learned, tried, hidden, valid, test, unclear]).tolist()
-            parts = ("train", "training_test", "hidden", "valid", "test", "unclear")
-            at = {part: (bucket, rows, *edges[n : n + 2]) for n, part in enumerate(parts)}
-            for split in SPLITS:
-                runs[split].append((*at[split], False))
-            runs["unclear"].append((*at["hidden"], True))
+        for group in groups:
+            file, rows, start = tasks.file_of(group), sum(sum(layout) for _, layout in group), 0
+            for _, (train, valid, test, unclear) in group:
+                if by_order:
+                    train, valid, test = split_shares.take(train).tolist()
+                kept, hidden = label_shares.take(train).tolist()
+                learned, tried = training_shares.take(kept).tolist()
+                self.counts["hidden_labels"] += hidden
+                edges = np.cumsum([start, learned, tried, hidden, valid, test, unclear]).tolist()
+                parts = ("train", "training_test", "hidden", "valid", "test", "unclear")
+                at = {part: (file, rows, *edges[n : n + 2]) for n, part in enumerate(parts)}
+                for split in SPLITS:
+                    runs[split].append((*at[split], False))
+                runs["unclear"].append((*at["hidden"], True))
+                start = edges[-1]
         return runs
 
     def _write_latent(self) -> None:
@@ -286,21 +292,17 @@ def _segments(chunks: Sequence[dict[str, Any]], bucket: int) -> list[tasks.Segme
     return [segment for segment in edges if segment[1] < segment[2]]
 
 
-def _groups(entries: Sequence[Any], size: int) -> list[list[Any]]:
-    return [list(entries[start : start + size]) for start in range(0, len(entries), size)]
-
-
 def _cut(runs: Sequence[tasks.Run], rows: int) -> list[list[tasks.Run]]:
     """Runs of rows, cut into shards of `rows` rows; the last one may have fewer."""
     shards: list[list[tasks.Run]] = []
     room = 0
-    for bucket, size, start, stop, hidden in runs:
+    for file, size, start, stop, hidden in runs:
         while start < stop:
             if not room:
                 shards.append([])
                 room = rows
             upto = min(stop, start + room)
-            shards[-1].append((bucket, size, start, upto, hidden))
+            shards[-1].append((file, size, start, upto, hidden))
             room -= upto - start
             start = upto
     return shards

@@ -35,15 +35,16 @@ def prepare_on_ray(
     """Writes the data set of a raw log to the new folder `output`, a path or URI, by tasks on the Ray of this process.
 
     Gives its manifest; it is what `prepare_log` gives. At most `workers` processes work at a time, by default one for
-    each CPU of the cluster. Unfinished work is in `OUTPUT.partial`, on the same filesystem, and the same call goes on
-    with it. All nodes must reach the inputs and the output. `peak_memory` gets the largest memory of a process by
-    stage.
+    each CPU of the cluster; 0: this one, without Ray. Unfinished work is in `OUTPUT.partial`, on the same filesystem,
+    and the same call goes on with it. All nodes must reach the inputs and the output. `peak_memory` gets the largest
+    memory of a process by stage.
     """
-    import ray
-
     check_without_onto(options)
     log, output = open_log(options, inputs), str(output)
-    workers = workers or int(ray.cluster_resources().get("CPU", 1))
+    if workers is None:
+        import ray
+
+        workers = int(ray.cluster_resources().get("CPU", 1))
     work, final = Folder.at(f"{output.rstrip('/')}.partial"), Folder.at(output)
     if final.files() or final.folders():
         if final.local or MANIFEST in final.files() or _JOB not in work.files():

@@ -6,9 +6,10 @@ with its result. A task that was killed leaves no marker and is done again, from
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from invdist.runtime.errors import UserError
@@ -16,12 +17,15 @@ from invdist.runtime.files import Folder
 
 Result = dict[str, Any]
 Task = Callable[..., Result]
+Calls = dict[int, tuple[tuple, Folder, str]]
+"""By number: the arguments of a task, and the folder and name of its marker."""
 _RETRIES = 10
 """How often Ray starts a task again whose worker has died."""
 
 
 class Stages:
-    """Runs stages on the Ray that this process is connected to, at most `workers` tasks at a time."""
+    """Runs stages on the Ray that this process is connected to, at most `workers` tasks at a time; 0: in this process,
+    one after the other, without Ray."""
 
     def __init__(self, work: Folder, workers: int, progress: Callable[[str, int], None]) -> None:
         self.work, self.workers, self.progress = work, workers, progress
@@ -36,56 +40,61 @@ class Stages:
 
         `rows` in a result counts for the progress. `UserError` if a task says so.
         """
-        import ray
-        from ray.exceptions import RayError, RayTaskError
-
         markers = [f"{stage.replace(' ', '_')}-{number:06d}.json" for number in range(len(calls))]
         results = {n: self._read(name) for n, name in enumerate(markers) if name in self._finished}
         rows = sum(result.get("rows", 0) for result in results.values())
-        waiting = iter([n for n in range(len(calls)) if n not in results])
-        shared = ray.put(context) if len(results) < len(calls) else None
+        missing = {n: (calls[n], self._done, markers[n]) for n in range(len(calls)) if n not in results}
+        with contextlib.closing((self._on_ray if self.workers else _here)(stage, task, context, missing)) as finished:
+            for number, result in finished:
+                if "error" in result:
+                    raise UserError(result["error"])
+                results[number] = result
+                rows += result.get("rows", 0)
+                self.progress(stage, rows)
+        self.peak_memory[stage] = max((result["peak_memory"] for result in results.values()), default=0)
+        return [results[number] for number in range(len(calls))]
+
+    def _on_ray(self, stage: str, task: Task, context: Any, calls: Calls) -> Generator[tuple[int, Result]]:
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        if not calls:
+            return
+        shared = ray.put(context)
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_run)
+        waiting = iter(calls.items())
         running: dict[Any, int] = {}
-
-        def start() -> bool:
-            if (number := next(waiting, None)) is None:
-                return False
-            running[remote.remote(task, shared, calls[number], self._done, markers[number])] = number
-            return True
-
         try:
-            while len(running) < self.workers and start():
-                pass
-            while running:
+            while True:
+                while len(running) < self.workers and (following := next(waiting, None)):
+                    running[remote.remote(task, shared, *following[1])] = following[0]
+                if not running:
+                    return
                 (ready,), _ = ray.wait(list(running), num_returns=1)
                 number = running.pop(ready)
                 try:
-                    results[number] = result = ray.get(ready)
+                    result = ray.get(ready)
                 except RayTaskError as error:
                     raise error.as_instanceof_cause() from None
                 except RayError as error:
                     message = str(error).splitlines()[0]
-                    raise OSError(f"a worker died again and again while {stage}: {message}") from error
-                if "error" in result:
-                    raise UserError(result["error"])
-                start()
-                rows += result.get("rows", 0)
-                self.progress(stage, rows)
+                    raise OSError(f"workers died again and again at {stage}: {message}") from error
+                yield number, result
         finally:
-            for task_of in running:
-                ray.cancel(task_of, force=True)
-        self.peak_memory[stage] = max((result["peak_memory"] for result in results.values()), default=0)
-        return [results[number] for number in range(len(calls))]
+            for unfinished in running:
+                ray.cancel(unfinished, force=True)
 
     def _read(self, name: str) -> Result:
         with self._done.open(name) as file:
             return json.loads(file.read())
 
 
-def _run(task: Task, context: Any, call: tuple, done: Folder, marker: str) -> Result:
-    import pyarrow as pa
+def _here(stage: str, task: Task, context: Any, calls: Calls) -> Generator[tuple[int, Result]]:
+    for number, call in calls.items():
+        yield number, _run(task, context, *call)
 
-    pa.set_cpu_count(1)
+
+def _run(task: Task, context: Any, call: tuple, done: Folder, marker: str) -> Result:
     try:
         result = task(context, *call)
     except UserError as error:

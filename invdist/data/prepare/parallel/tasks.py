@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -195,14 +196,37 @@ def count_play_times(job: Job, name: str, rows: int, shift: int, prefixes: tuple
     return _sparse(digit_counts(played[played >= 0], shift, prefixes))
 
 
-def count_times(job: Job, buckets: list[tuple[int, int, int]], shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
-    """Digits of the times of labeled rows; buckets are (number, rows, labeled rows)."""
-    counts = np.zeros((len(prefixes), 1 << 16), np.int64)
-    for number, rows, labeled in buckets:
-        name = f"{number:03d}"
-        columns = read_columns(job.work.child("clean"), name, job.clean_dtype, rows, 0, labeled, ["time"])
-        counts += digit_counts(columns["time"], shift, prefixes)
-    return _sparse(counts)
+Group = list[tuple[int, list[int]]]
+"""Buckets whose clean rows are in one file, which has the name of the first: (number, layout), see `_arranged`."""
+
+
+def count_times(job: Job, group: Group, shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
+    """Digits of the times of labeled rows."""
+    rows = _clean_rows(job, group, ["time"])
+    times = np.concatenate([rows[at : at + layout[0]]["time"] for at, layout in _places(group)])
+    return _sparse(digit_counts(times, shift, prefixes))
+
+
+def _clean_rows(job: Job, group: Group, names: Sequence[str]) -> np.ndarray:
+    total = sum(sum(layout) for _, layout in group)
+    columns = read_columns(job.work.child("clean"), file_of(group), job.clean_dtype, total, 0, total, names)
+    rows = np.empty(total, np.dtype([(name, job.clean_dtype[name]) for name in names]))
+    for name, column in columns.items():
+        rows[name] = column
+    return rows
+
+
+def _places(group: Group) -> Iterator[tuple[int, list[int]]]:
+    """(where its rows begin, layout) of each bucket of a group."""
+    at = 0
+    for _, layout in group:
+        yield at, layout
+        at += sum(layout)
+
+
+def file_of(group: Sequence[tuple[int, Any]]) -> str:
+    """The name of the file of some buckets."""
+    return f"{group[0][0]:03d}"
 
 
 def _sparse(counts: np.ndarray) -> dict[str, Any]:
@@ -220,55 +244,61 @@ def dense(results: Sequence[dict[str, Any]], prefixes: int) -> np.ndarray:
 
 
 def clean(context: tuple[Job, int], buckets: list[tuple[int, list[Segment]]]) -> dict[str, Any]:
-    """Cleans buckets, and orders their rows by their split as far as it is known: see `_arranged`."""
+    """Cleans buckets into one file, their rows ordered by split as far as it is known: see `_arranged`."""
     job, items = context
     counts: Counter[str] = Counter()
-    layouts = []
-    for number, segments in buckets:
-        rows = job.rules.clean(number, _records(job, segments), items, counts)
-        layouts.append(_arranged(job, "clean", number, rows, counts))
+    parts = (job.rules.clean(number, _records(job, segments), items, counts) for number, segments in buckets)
+    return _write_clean(job, "clean", file_of(buckets), parts, counts)
+
+
+def split(job: Job, group: Group) -> dict[str, Any]:
+    """Orders the clean rows of a group by their split."""
+    rows = _clean_rows(job, group, job.clean_dtype.names or ())
+    parts = (rows[at : at + sum(layout)] for at, layout in _places(group))
+    return _write_clean(job, "split", file_of(group), parts, Counter())
+
+
+def _write_clean(
+    job: Job, folder: str, name: str, buckets: Iterable[np.ndarray], counts: Counter[str]
+) -> dict[str, Any]:
+    """Writes the rows of buckets into one file, column by column."""
+    names = job.clean_dtype.names or ()
+    layouts, parts = [], []
+    for rows in buckets:
+        layout, arranged = _arranged(job.rule, rows, counts)
+        layouts.append(layout)
+        parts.append({name: np.ascontiguousarray(arranged[name]) for name in names})
+    columns = [np.concatenate([part[name] for part in parts]) for name in names]
+    write_arrays(job.work.child(folder), name, columns)
     return {"counts": counts, "layouts": layouts, "rows": sum(map(sum, layouts))}
 
 
-def split(job: Job, buckets: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """Orders the clean rows of buckets by their split; buckets are as those of `count_times`."""
-    dtype, layouts = job.clean_dtype, []
-    counts: Counter[str] = Counter()
-    for number, rows, _ in buckets:
-        columns = read_columns(job.work.child("clean"), f"{number:03d}", dtype, rows, 0, rows, dtype.names or ())
-        records = np.empty(rows, dtype)
-        for name, column in columns.items():
-            records[name] = column
-        layouts.append(_arranged(job, "split", number, records, counts))
-    return {"counts": counts, "layouts": layouts, "rows": sum(rows for _, rows, _ in buckets)}
-
-
-def _arranged(job: Job, folder: str, bucket: int, rows: np.ndarray, counts: Counter[str]) -> list[int]:
-    """Writes rows column by column, ordered by train, valid, test and unclear; gives how many there are of each.
+def _arranged(rule: SplitRule, rows: np.ndarray, counts: Counter[str]) -> tuple[list[int], np.ndarray]:
+    """(how many rows are train, valid, test and unclear; the rows in this order).
 
     Labeled rows whose split is not known yet, or decided by their order, are all under train.
     """
     unclear, labeled = (rows[mask] for mask in (rows["label"] == UNCLEAR_LABEL, rows["label"] != UNCLEAR_LABEL))
-    if (period := job.rule.period(unclear)) is not None:
+    if (period := rule.period(unclear)) is not None:
         counts["unclear_after_training"] += int(np.count_nonzero(period != TRAIN))
         unclear = unclear[period == TRAIN]
     layout = [len(labeled), 0, 0]
-    if (part := job.rule.of_labeled(labeled)) is not None:
+    if (part := rule.of_labeled(labeled)) is not None:
         labeled = labeled[np.argsort(part, kind="stable")]
         layout = np.bincount(part, minlength=3).tolist()
-    columns = [np.concatenate([labeled[name], unclear[name]]) for name in job.clean_dtype.names or ()]
-    write_arrays(job.work.child(folder), f"{bucket:03d}", columns)
-    return [*layout, len(unclear)]
+    return [*layout, len(unclear)], np.concatenate([labeled, unclear])
 
 
-Run = tuple[int, int, int, int, bool]
-"""Rows of a bucket: (bucket, rows in its file, start, stop, whether their labels are hidden)."""
+Run = tuple[str, int, int, int, bool]
+"""Clean rows: (file, rows in it, start, stop, whether their labels are hidden)."""
 
 
 def write(context: tuple[Job, str], split: str, number: int, runs: list[Run]) -> dict[str, Any]:
     """Writes one shard of a split, from the files of clean rows in the folder that the context names."""
     job, folder = context
-    parts = [_shard_columns(job, folder, split, *run) for run in runs]
+    parts = []
+    for (name, rows), some in groupby(runs, lambda run: run[:2]):
+        parts += _shard_columns(job, folder, split, name, rows, list(some))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     entries = {}
     for name, path, content in shard_tables(split, number, columns):
@@ -281,15 +311,19 @@ def write(context: tuple[Job, str], split: str, number: int, runs: list[Run]) ->
 
 
 def _shard_columns(
-    job: Job, folder: str, split: str, bucket: int, rows: int, start: int, stop: int, hidden: bool
-) -> dict[str, np.ndarray]:
+    job: Job, folder: str, split: str, file: str, rows: int, runs: list[Run]
+) -> Iterator[dict[str, np.ndarray]]:
+    """The columns of runs that are in one file, which is read once."""
     names = ["user", "item", "label", *(["truth"] if job.rules.has_truth else [])]
-    columns = read_columns(job.work.child(folder), f"{bucket:03d}", job.clean_dtype, rows, start, stop, names)
-    label = columns.pop("label")
-    if split != "unclear":
-        return {"user": columns["user"], "item": columns["item"], "label": label}
-    if hidden:
-        columns["truth"] = label.astype(np.float32)
-    elif not job.rules.has_truth:
-        columns["truth"] = np.full(stop - start, np.nan, np.float32)
-    return columns
+    first, last = min(run[2] for run in runs), max(run[3] for run in runs)
+    found = read_columns(job.work.child(folder), file, job.clean_dtype, rows, first, last, names)
+    for _, _, start, stop, hidden in runs:
+        columns = {name: column[start - first : stop - first] for name, column in found.items()}
+        label = columns.pop("label")
+        if split != "unclear":
+            columns = {"user": columns["user"], "item": columns["item"], "label": label}
+        elif hidden:
+            columns["truth"] = label.astype(np.float32)
+        elif not job.rules.has_truth:
+            columns["truth"] = np.full(stop - start, np.nan, np.float32)
+        yield columns
