@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from invdist.data.stream.observed import ObservedPairs
-from invdist.models.frozen import FrozenModel
+from invdist.models.frozen import FrozenModel, score_in_tiles
 from invdist.runtime.errors import UserError
+from invdist.runtime.process import one_thread
 from invdist.serving.all_pairs import all_pairs
 
 _USERS = 256
@@ -67,17 +68,12 @@ class TopK:
         batches = (torch.from_numpy(users[start : start + size]) for start in range(0, len(users), size))
         # One thread per batch. Torch would instead divide every small product among all threads, which would then wait
         # for each other thousands of times.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(threads) as pool:
-                ahead = deque(pool.submit(self._best, batch) for batch in islice(batches, 2 * threads))
-                while ahead:
-                    best = ahead.popleft().result()
-                    ahead.extend(pool.submit(self._best, batch) for batch in islice(batches, 1))
-                    yield best
-        finally:
-            torch.set_num_threads(threads)
+        with one_thread() as threads, ThreadPoolExecutor(threads) as pool:
+            ahead = deque(pool.submit(self._best, batch) for batch in islice(batches, 2 * threads))
+            while ahead:
+                best = ahead.popleft().result()
+                ahead.extend(pool.submit(self._best, batch) for batch in islice(batches, 1))
+                yield best
 
     @torch.inference_mode()
     def _best(self, user: Tensor) -> Best:
@@ -118,7 +114,7 @@ class TopK:
         item = item.clamp(min=0)
         if self.seen is not None:
             out |= torch.from_numpy(self.seen.contains(user.numpy(), item.numpy()))
-        return self.model(user, item).masked_fill_(out, -torch.inf).view_as(candidates)
+        return score_in_tiles(self.model, user, item).masked_fill_(out, -torch.inf).view_as(candidates)
 
     def _seen(self, user: Tensor) -> list[Tensor]:
         """Flat positions in each tile of the seen items of these users."""
