@@ -48,10 +48,15 @@ class Scorer:
     def score(self, pairs: MatchedPairs) -> tuple[MatchedPairs, np.ndarray, np.ndarray]:
         """(the rows to give, their scores as float32, which of them the model knows)."""
         known = pairs.known
+        return self.filled(pairs, logits(self.model, pairs.user[known], pairs.item[known]))
+
+    def filled(self, pairs: MatchedPairs, known_scores: np.ndarray) -> tuple[MatchedPairs, np.ndarray, np.ndarray]:
+        """The same, from the scores of the known pairs."""
+        known = pairs.known
         if self.unknown == "drop" and not known.all():
             pairs, known = pairs.where(known), known[known]
         scores = np.full(len(known), self.prior, np.float32)
-        scores[known] = logits(self.model, pairs.user[known], pairs.item[known])
+        scores[known] = known_scores
         return pairs, scores, known
 
     def column(self, values: np.ndarray, known: np.ndarray) -> pa.Array:
@@ -85,11 +90,16 @@ class ScoreTables:
         """The table of some pairs."""
         self.counts.update(pairs.counts)
         pairs, score, known = self.scorer.score(pairs)
-        probability = (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
+        probability = probabilities(score)
         scores = self.scorer.column(score, known)
         self.counts["scored"] += len(scores) - scores.null_count
         columns = [pairs.raw_user, pairs.raw_item, scores, self.scorer.column(probability, known), pa.array(known)]
         return pa.table(columns, schema=self.schema)
+
+
+def probabilities(score: np.ndarray) -> np.ndarray:
+    """Probabilities (float32) of logits."""
+    return (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
 
 
 def logits(model: Callable[[Tensor, Tensor], Tensor], user: np.ndarray, item: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,13 @@ class Best(NamedTuple):
     score: np.ndarray
 
 
+@torch.inference_mode()
+def prepared_items(model: FrozenModel) -> list[Any]:
+    """The catalogue in tiles, prepared for scoring all pairs: tensors, or tuples of them."""
+    form = all_pairs(model.backbone)
+    return [form.items(tile) for tile in pad(model.item, (0, 0, 0, -len(model.item) % _TILE)).split(_TILE)]
+
+
 class TopK:
     """Finds the `k` best items of users, those of `seen` left out. Users with fewer unseen items get fewer.
 
@@ -48,7 +55,10 @@ class TopK:
     equal ones is the last of the list is not defined.
     """
 
-    def __init__(self, model: FrozenModel, k: int, seen: ObservedPairs | None = None) -> None:
+    def __init__(
+        self, model: FrozenModel, k: int, seen: ObservedPairs | None = None, items: list[Any] | None = None
+    ) -> None:
+        """`items` are the `prepared_items` of the model, which do not depend on `k`; by default they are made here."""
         self.items = len(model.item)
         if k < 1:
             raise UserError(f"k={k}: expected at least 1 item per user")
@@ -56,9 +66,7 @@ class TopK:
             raise UserError(f"k={k} is more than the {self.items} items of the catalogue")
         self.model, self.k, self.seen = model, k, seen
         self._all_pairs = all_pairs(model.backbone)
-        with torch.inference_mode():
-            tiles = pad(model.item, (0, 0, 0, -self.items % _TILE)).split(_TILE)
-            self._tiles = [self._all_pairs.items(tile) for tile in tiles]
+        self._tiles = prepared_items(model) if items is None else items
         # Where half of the catalogue would be candidates, every item is one.
         self._by_blocks = k * _BLOCK * 2 < self.items
 

@@ -131,10 +131,11 @@ def _resources(config: Config, cuda: bool) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def connected(cpus: int | None = None) -> Iterator[None]:
+def connected(cpus: int | None = None, variables: dict[str, str] | None = None) -> Iterator[None]:
     """Inside, this process is connected to its Ray cluster, or to a private one with `cpus` CPUs (default: all).
 
-    A process that is connected already stays connected.
+    A process that is connected already stays connected. `variables` are for a private one: a `new_environment` with
+    more in it.
     """
     if "ray" in sys.modules:
         import ray
@@ -151,7 +152,7 @@ def connected(cpus: int | None = None) -> Iterator[None]:
         if not inside_cluster():
             from invdist.runtime.private_ray import private_ray
 
-            stack.enter_context(private_ray(cpus=cpus))
+            stack.enter_context(private_ray(cpus=cpus, variables=variables))
         import ray
 
         with _quiet_core():
