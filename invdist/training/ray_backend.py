@@ -20,6 +20,7 @@ from invdist import config as configs
 from invdist.config import Config
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import write_atomically
+from invdist.training.events import Sink
 from invdist.training.run_folder import FAILED_FILE
 
 _LOG = logging.getLogger(__name__)
@@ -99,11 +100,21 @@ def train_worker(settings: dict[str, str]) -> None:
             device=get_device(),
             comm=comm,
             make_readers=make_readers if config.data.readers else None,
+            sinks=_sinks(config, run) if comm.rank == 0 else (),
         )
         trainer.fit()
     except UserError as error:
         write_atomically(run / FAILED_FILE, json.dumps({"rank": comm.rank, "message": str(error)}))
         raise
+
+
+def _sinks(config: Config, run: Path) -> list[Sink]:
+    """Where the events of a run are watched, beside its folder."""
+    from invdist.training.mlflow import Mlflow
+    from invdist.training.ray_metrics import RayMetrics
+
+    sinks: list[Sink] = [RayMetrics(run.name)] if config.watch.ray_metrics else []
+    return [*sinks, Mlflow(config, run)] if config.watch.mlflow else sinks
 
 
 def _raise_if_failed(run: Path) -> None:

@@ -18,10 +18,11 @@ from invdist.runtime.process import configure_process
 from invdist.serving.service.app import build_app
 from invdist.serving.service.batching import Batcher
 from invdist.serving.service.front import close_internal_port
-from invdist.serving.service.metrics import ServiceMetrics, node_metrics
+from invdist.serving.service.metrics import ServiceMetrics
 from invdist.serving.service.model import ServedModel, pack
 from invdist.serving.service.requests import Limits
 from invdist.serving.service.watch import CheckpointWatcher
+from invdist.training.ray_metrics import node_metrics
 
 _POLL_SECONDS = 1.0
 _log = logging.getLogger("ray.serve")
@@ -90,7 +91,7 @@ class _Replica:
 
     async def metrics(self) -> str:
         """Metrics of all replicas of this node."""
-        return await self.in_thread(node_metrics)
+        return await self.in_thread(lambda: node_metrics("ray_invdist_"))
 
     def observe(self, route: str, status: int, seconds: float, rows: int) -> None:
         """Counts an answer."""

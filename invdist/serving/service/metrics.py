@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from typing import Any
 
 _SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
 _ROWS = [1, 10, 100, 256, 1000, 4096, 16384]
-_SHOWN = re.compile(r"(# \w+ )?ray_invdist_")
 
 
 class ServiceMetrics:
@@ -39,19 +36,3 @@ class ServiceMetrics:
     def checkpoint(self, step: int) -> None:
         """Notes which checkpoint is in use."""
         self._step.set(step)
-
-
-def node_metrics(shown: re.Pattern[str] = _SHOWN) -> str:
-    """What Ray exports of this node to Prometheus, those lines of it that are about what `shown` matches."""
-    with urllib.request.urlopen(node_metrics_url(), timeout=5) as page:
-        lines = page.read().decode().splitlines(keepends=True)
-    return "".join(line for line in lines if shown.match(line))
-
-
-def node_metrics_url() -> str:
-    """Where the node of this process exports its metrics."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    node = next(node for node in ray.nodes() if node["NodeID"] == here)
-    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
