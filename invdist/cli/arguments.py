@@ -74,6 +74,15 @@ def opened(
         yield workers.run, workers
 
 
+def open_run(args: argparse.Namespace, overrides: list[str] | None = None) -> TrainedRun:
+    """Opens the run that `add_run` asked for with whole tables, and prints its checkpoint to stderr."""
+    from invdist.serving.run import find_run, loaded
+
+    run = find_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint)
+    _print_checkpoint(run)
+    return loaded(run)
+
+
 def found(
     args: argparse.Namespace,
     overrides: list[str] | None = None,
@@ -86,13 +95,17 @@ def found(
     from invdist.serving.sharded.choice import choose
 
     run = find_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint)
+    _print_checkpoint(run)
+    chosen, why = choose(run, args.tables, workers, whole_on_ray=whole_on_ray)
+    print(f"tables: {chosen} ({why})", file=sys.stderr, flush=True)
+    return run, chosen == "whole"
+
+
+def _print_checkpoint(run: TrainedRun) -> None:
     about = run.about_checkpoint()
     metric = run.config.training.metric
     measured = "" if about[metric] is None else f", validation {metric} {about[metric]:.4f}"
     print(f"checkpoint: {run.checkpoint.path} (epoch {about['epoch']}{measured})", file=sys.stderr, flush=True)
-    chosen, why = choose(run, args.tables, workers, whole_on_ray=whole_on_ray)
-    print(f"tables: {chosen} ({why})", file=sys.stderr, flush=True)
-    return run, chosen == "whole"
 
 
 def add_pairs(parser: argparse.ArgumentParser) -> None:

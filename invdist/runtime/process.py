@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -38,19 +37,20 @@ def configure_process(threads: int) -> None:
 
 
 @contextlib.contextmanager
-def thread_per_piece() -> Iterator[tuple[ThreadPoolExecutor, int]]:
-    """Threads to compute pieces in, and how many: inside, torch uses one thread for each operation.
+def one_thread() -> Iterator[int]:
+    """Inside, an operation has one thread; gives how many it had before, for threads that each do a part of the work.
 
-    Torch would instead divide every small operation among all threads, which would wait for each other thousands of
-    times; and the last bits of a matrix product may depend on how many threads share it.
+    The results of a matrix product depend on how many threads divide it.
     """
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
+    if before == 1:
+        yield 1
+        return
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads) as pool:
-            yield pool, threads
+        yield before
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

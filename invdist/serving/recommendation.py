@@ -63,37 +63,53 @@ def recommendations(
     if unknown not in get_args(UnknownUser):
         raise UserError(f"unknown={unknown!r}: expected {', '.join(get_args(UnknownUser))}")
     check_k(k, run.dataset.items)
-    asked = range(len(run.users)) if users is None else users.known
-    tables = (ranked or _ranked_here(run))(asked, k, seen)
-    schema = _schema(run)
-    if users is None or unknown == "drop":
-        return schema, (table for _, table in tables)
-    return schema, _with_unknown(users, schema, tables)
+    if ranked is None:
+        top = TopK(run.model, k, SeenPairs.read(run.dataset, seen) if seen else None)
+        return recommendation_tables(top, users, run.users, run.items, unknown)
+    return _with_schema(ranked(_asked(users, run.users), k, seen), users, run.users, run.items, unknown)
 
 
-def recommendation_table(run: TrainedRun, best: Best) -> pa.Table:
+def recommendation_tables(
+    top: TopK, asked: AskedUsers | None, users: RawIds, items: RawIds, unknown: UnknownUser
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """The same, of what finds the best items and the raw ids of both sides."""
+    best = top.of(_asked(asked, users))
+    tables = ((some, recommendation_table(some, users, items)) for some in best)
+    return _with_schema(tables, asked, users, items, unknown)
+
+
+def recommendation_table(best: Best, users: RawIds, items: RawIds) -> pa.Table:
     """The best items by raw ids."""
-    columns = [run.users.take(best.user), pa.array(best.rank), run.items.take(best.item), pa.array(best.score)]
-    return pa.table(columns, schema=_schema(run))
+    columns = [users.take(best.user), pa.array(best.rank), items.take(best.item), pa.array(best.score)]
+    return pa.table(columns, schema=_schema(users, items))
 
 
-def _schema(run: TrainedRun) -> pa.Schema:
+def _asked(asked: AskedUsers | None, users: RawIds) -> np.ndarray | range:
+    return range(len(users)) if asked is None else asked.known
+
+
+def _schema(users: RawIds, items: RawIds) -> pa.Schema:
     return pa.schema(
         [
-            pa.field("user", run.users.type),
+            pa.field("user", users.type),
             pa.field("rank", pa.int32()),
-            pa.field("item", run.items.type),
+            pa.field("item", items.type),
             pa.field("score", pa.float32()),
         ]
     )
 
 
-def _ranked_here(run: TrainedRun) -> Ranked:
-    def ranked(users: np.ndarray | range, k: int, seen: Sequence[str]) -> Iterator[tuple[Best, pa.Table]]:
-        top = TopK(run.model, k, SeenPairs.read(run.dataset, seen) if seen else None)
-        return ((best, recommendation_table(run, best)) for best in top.of(users))
-
-    return ranked
+def _with_schema(
+    tables: Iterator[tuple[Best, pa.Table]],
+    asked: AskedUsers | None,
+    users: RawIds,
+    items: RawIds,
+    unknown: UnknownUser,
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    schema = _schema(users, items)
+    if asked is None or unknown == "drop":
+        return schema, (table for _, table in tables)
+    return schema, _with_unknown(asked, schema, tables)
 
 
 def _with_unknown(users: AskedUsers, schema: pa.Schema, tables: Iterator[tuple[Best, pa.Table]]) -> Iterator[pa.Table]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from invdist.models.backbone import Backbone
-from invdist.models.frozen import FrozenModel
+from invdist.models.frozen import FrozenModel, score_in_tiles
 from invdist.runtime.errors import UserError
-from invdist.runtime.process import thread_per_piece
+from invdist.runtime.process import one_thread
 from invdist.serving.all_pairs import all_pairs
 from invdist.serving.seen import SeenPairs
 
@@ -143,7 +144,7 @@ class TopK:
     def of(self, users: np.ndarray | range) -> Generator[Best, None, None]:
         """The best items of `users` (int64 indices), batch after batch, in their order."""
         todo = batches(users, self.k)
-        with thread_per_piece() as (pool, threads):
+        with one_thread() as threads, ThreadPoolExecutor(threads) as pool:
             ahead = deque(pool.submit(self._best, batch) for batch in islice(todo, 2 * threads))
             while ahead:
                 best = ahead.popleft().result()
@@ -169,7 +170,7 @@ def scored(
     `pairs` are the pairs as indices of the model, if it has not the rows of all users and items.
     """
     place, item, _ = found
-    score = model(*map(torch.from_numpy, pairs or (user[place], item))).numpy()
+    score = score_in_tiles(model, *map(torch.from_numpy, pairs or (user[place], item))).numpy()
     order = np.lexsort((item, -score, place))
     rank = rank_in_runs(place).astype(np.int32)
     return Best(user[place], rank, item[order], score[order])

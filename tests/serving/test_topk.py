@@ -14,7 +14,7 @@ from invdist.models.backbone import Backbone
 from invdist.models.exposure_head import ExposureHead
 from invdist.models.frozen import Additive, FrozenModel
 from invdist.runtime.errors import UserError
-from invdist.runtime.process import thread_per_piece
+from invdist.runtime.process import one_thread
 from invdist.serving.all_pairs import Pairwise, all_pairs
 from invdist.serving.seen import SeenPairs
 from invdist.serving.topk import TILE, Found, Ranker, TopK, batches, prepared_items, scored
@@ -120,7 +120,7 @@ def test_the_best_of_slices_are_the_best_of_all_to_the_bit(kind: str, k: int) ->
         for seen_part in [_part_of(seen, users, first, end, items)]
     ]
     merged = []
-    with thread_per_piece():
+    with one_thread():
         for batch in batches(users, k):
             parts = [ranker.best(batch, model.user[torch.from_numpy(batch)]) for ranker in rankers]
             merged.append(scored(model, batch, Found.merged(parts, k)))

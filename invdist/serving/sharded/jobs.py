@@ -110,4 +110,4 @@ def _merge(
     ends = np.cumsum([len(of.place) for of in merged])[:-1]
     places = zip(*(np.split(side, ends) for side in sides), strict=True)
     best = [scored(model, user, of, at) for user, of, at in zip(group, merged, places, strict=True)]
-    return [(one, recommendation_table(worker.run, one) if tables else None) for one in best]
+    return [(one, recommendation_table(one, worker.run.users, worker.run.items) if tables else None) for one in best]

@@ -19,8 +19,8 @@ from invdist.serving.raw_ids import UNKNOWN, RawIds, pc
 from invdist.serving.sharded.ids import share_of
 from invdist.serving.sharded.slices import SIDES, Cut, Side
 
-_SCORED_VALUES = 1 << 21
-_FETCHED_PIECES = 4
+_FETCHED_BYTES = 64 << 20
+_MOST_PAIRS = 1 << 18
 
 
 class Peers(Protocol):
@@ -55,11 +55,6 @@ def _parcels(values: pa.Array, owners: Callable[[pa.Array], np.ndarray], workers
     return _Parcels(distinct.take(pa.array(order)), ends, place[encoded.indices.to_numpy(zero_copy_only=False)])
 
 
-def scored_rows(columns: int) -> int:
-    """Pairs that are scored in one operation, so that their rows fit a cache; the same in every process."""
-    return max(1, min(_SCORED_VALUES // columns, 1 << 16) >> 10) << 10
-
-
 class RemoteModel:
     """A `FrozenModel` whose rows are fetched for the pairs that it is called with."""
 
@@ -69,7 +64,7 @@ class RemoteModel:
     @property
     def most_pairs(self) -> int:
         """Pairs whose rows may be fetched at once."""
-        return _FETCHED_PIECES * scored_rows(self.columns)
+        return max(1, min(_FETCHED_BYTES // (8 * self.columns), _MOST_PAIRS))
 
     def __call__(self, user: Tensor, item: Tensor) -> Tensor:
         """Logits of pairs of indices (int64)."""
