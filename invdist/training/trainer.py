@@ -22,6 +22,7 @@ from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.stream.batches import Stream, StreamSpec
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.kernels import native
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
@@ -342,4 +343,5 @@ class Trainer:
 
 def _environment() -> dict[str, str | None]:
     packages = ("invdist", "torch", "torchrec", "ray", "pyarrow", "numpy")
-    return {"python": platform.python_version(), **{name: installed(name) for name in packages}}
+    versions = {name: installed(name) for name in packages}
+    return {"python": platform.python_version(), **versions, "rows": native().said}
