@@ -16,8 +16,10 @@ import torch
 
 from invdist import config as configs
 from invdist.config import Config
+from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
 from invdist.embeddings.comm import Comm
+from invdist.models.exposure_head import ExposureHead
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import exclusive
 from invdist.runtime.process import single_rank
@@ -229,3 +231,19 @@ def test_a_run_whose_vectors_are_gone_says_so(tiny_data: Path, tmp_path: Path) -
     assert open_run(run, [f"exposures.path={tmp_path / 'moved'}"]).model.user.isfinite().all()
     final = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert final["test"]["auc"] > 0.5
+
+
+def test_every_strategy_trains_with_them_by_one_setting(tiny_data: Path, tmp_path: Path) -> None:
+    """All share one set of vectors. The means are counts: they read none."""
+    for method in STRATEGIES.names():
+        given = ("exposures.vectors=true", "training.epochs=1", f"exposures.path={tmp_path / 'kept'}")
+        run = train_here(tiny_data, tmp_path / method, f"method={method}", *given)
+        if method == "means":
+            continue
+        model = open_run(run).model
+        assert isinstance(model.backbone, ExposureHead)
+        assert model.backbone.hidden.weight.isfinite().all()
+        own = model.user[:, model.backbone.inner.columns : model.backbone.columns]
+        assert own.abs().sum() > 0  # the head's columns have learned
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert folder.is_dir()
