@@ -266,8 +266,8 @@ class Trainer:
             self.store.load(best, self.model, self.strategy)
         tested = self.config.training.test and self.dataset.rows.get("test")
         scorers = {"valid": scorer, "test": self._scorer("test") if tested else None}
-        metrics = {split: found.metrics() if found else None for split, found in scorers.items()}
         baseline = MeansBaseline(self.dataset, self.comm, self.device)
+        metrics = {k: baseline.with_few(found, found.scores()) if found else None for k, found in scorers.items()}
         means = {split: baseline.metrics(found) if found else None for split, found in scorers.items()}
         self._compare(metrics["valid"], means["valid"])
         final = {
