@@ -27,6 +27,7 @@ class OlderVectors:
 
     def __init__(self, found: CheckpointInfo, parent: Parent, dataset: Dataset, exposures: ExposuresConfig) -> None:
         self._found, self._ids, self._dim = found, parent.ids(dataset), exposures.dim
+        self._labels = exposures.learned + 1  # after the vector and the number of exposures
         self.unchanged = parent.dataset.fingerprint == dataset.fingerprint
         """Nothing to learn: the vectors are those of this data set."""
 
@@ -43,22 +44,27 @@ class OlderVectors:
         )
 
     def align(self, vectors: EmbeddingStore) -> None:
-        """Turns the columns that the model reads to where the older ones were; every rank calls it."""
+        """Turns the columns that the model reads to where the older ones were; every rank calls it.
+
+        Counts of labels become at least the older ones: a model keeps what it has learned from labels that are no
+        longer there, and is held near zero the less for it.
+        """
         for table in self._ids:
             shards = [shard for shard in vectors.layout.on(vectors.comm.rank) if shard.table == table]
+            parts = [
+                (vectors.local_rows[shard.base + at : shard.base + min(at + _BLOCK_ROWS, shard.rows)], shard.row + at)
+                for shard in shards
+                for at in range(0, shard.rows, _BLOCK_ROWS)
+            ]
             product = torch.zeros((self._dim, self._dim), dtype=torch.float64)
-            for shard in shards:
-                for at in range(0, shard.rows, _BLOCK_ROWS):
-                    new = self._local(vectors, shard.base + at, min(_BLOCK_ROWS, shard.rows - at))
-                    old = torch.empty(new.shape)
-                    self.fill(table, old, shard.row + at)
-                    product += normalize(new.cpu(), dim=1).double().T @ normalize(old, dim=1).double()
+            for rows, first in parts:
+                older = torch.empty(rows.shape)
+                self.fill(table, older, first)
+                labels = rows[:, self._labels]
+                labels.copy_(torch.maximum(labels, older[:, self._labels].to(labels)))
+                new, old = (normalize(each[:, : self._dim].cpu(), dim=1).double() for each in (rows, older))
+                product += new.T @ old
             left, _, right = torch.linalg.svd(vectors.comm.all_reduce(product.to(vectors.comm.device)).wait())
             rotation = (left @ right).float()
-            for shard in shards:
-                for at in range(0, shard.rows, _BLOCK_ROWS):
-                    rows = self._local(vectors, shard.base + at, min(_BLOCK_ROWS, shard.rows - at))
-                    rows.copy_(rows @ rotation)
-
-    def _local(self, vectors: EmbeddingStore, first: int, rows: int) -> Tensor:
-        return vectors.local_rows[first : first + rows, : self._dim]
+            for rows, _ in parts:
+                rows[:, : self._dim] = rows[:, : self._dim] @ rotation
