@@ -59,7 +59,7 @@ def run(roll: Roll, say: Say = print) -> Path:
             scores["best possible"] = rows.best_possible(roll.config("anew", day).training.ndcg_k)
             write_atomically(record, json.dumps(scores, indent=1))
             for arm in roll.arms:
-                if arm != "never":
+                if arm != "never" and day != roll.last:  # nobody would score what is learned from the last day
                     prepare(roll, arm, day, yesterday, say)
                     models[arm] = learn(roll, arm, day, models[arm] if arm == "grown" else None, say)
                     scores.setdefault("cost", {})[arm] = cost(models[arm])
