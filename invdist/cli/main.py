@@ -17,6 +17,7 @@ COMMANDS = {
     "annotate": "write soft labels of unlabeled interactions",
     "recommend": "write the best items for each user",
     "score": "write scores of given user-item pairs",
+    "serve": "answer requests for scores, annotations and recommendations over HTTP",
     "export": "write a trained model for use without invdist: tensors, card, scoring program",
     "roll": "score each day of a feed before learning from it: trained anew, grown, never updated",
     "study": "compare methods over seeds, all tuned in the same way",
