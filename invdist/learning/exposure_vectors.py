@@ -37,7 +37,8 @@ PADDING = 4
 _EXTRA = 64
 """Columns beyond `dim` during the iteration: the leading ones then converge in a few products."""
 _SMOOTHING = 5.0
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS = 1 << 13
+"""Rows that are copied to float64 at once: few, so that the copies do not add to the memory of the tables."""
 
 
 def iteration_columns(dim: int) -> int:
@@ -64,7 +65,7 @@ class SubspaceIteration:
                 ones[:, column] = 1.0
                 for exchange in (user, item):
                     self.store.add(self.store.push(exchange.finish().routes[0], ones)(), 1.0)
-        self._orthonormalise("item")
+        self.orthonormalise("item")
 
     @torch.no_grad()
     def product(self, target: Table, batches: Iterable[Batch], *, last: bool = False) -> None:
@@ -83,7 +84,7 @@ class SubspaceIteration:
         self._block(source).div_(self._weight(source))
         self._block(target).mul_(self._weight(target))
         if not last:
-            self._orthonormalise(target)
+            self.orthonormalise(target)
 
     @torch.no_grad()
     def vectors(self, table: str) -> Tensor:
@@ -127,7 +128,7 @@ class SubspaceIteration:
             total += (wide := part.double()).T @ wide
         return self.store.comm.all_reduce(total).wait()
 
-    def _orthonormalise(self, table: str) -> None:
+    def orthonormalise(self, table: str) -> None:
         """Cholesky QR: the block times the inverse of its Gram matrix's Cholesky factor."""
         gram = self._gram(table)
         # A table with fewer rows than columns has a singular Gram matrix; the jitter keeps the factor finite.
