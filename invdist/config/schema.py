@@ -160,6 +160,19 @@ class CheckpointConfig(Section):
     """Write in the background; training waits only for a copy in memory."""
 
 
+class GrowthConfig(Section):
+    """A run that goes on from the model of another one, on a newer data set (docs/daily.md)."""
+
+    run: str | None = None
+    """The run folder that it goes on from; `--from` sets this and the next."""
+    checkpoint: str | None = None
+    """The checkpoint of that run: its step and a digest of its content."""
+    epochs: Count = 1
+    """Epochs of a run that goes on from another, instead of training.epochs."""
+    products: Count = 3
+    """Passes over the exposures to bring the vectors of the older run up to date, instead of exposures.products."""
+
+
 class RayConfig(Section):
     """The Ray workers."""
 
@@ -210,6 +223,7 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    growth: GrowthConfig = GrowthConfig()
     ray: RayConfig = RayConfig()
     watch: WatchConfig = WatchConfig()
     _strategy: Any = PrivateAttr(None)
