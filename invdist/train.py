@@ -2,6 +2,7 @@
 
 python -m invdist.train [--config configs/ml1m.yaml] [key=value ...]
 python -m invdist.train --resume runs/NAME [key=value ...]
+python -m invdist.train --from runs/MONDAY data.path=data/tuesday [key=value ...]
 ray job submit -- python -m invdist.train --config /path/on/the/cluster/run.yaml [key=value ...]
 
 Without --config the settings are those of configs/own-data.yaml, which suit data sets of any size; only data.path must
@@ -37,6 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     configs.add_arguments(parser)
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
     parser.add_argument(
+        "--from",
+        dest="parent",
+        metavar="RUN",
+        help="a new run that goes on from the best model of this one, on a newer data set: ids are joined by raw id",
+    )
+    parser.add_argument(
         "--result",
         metavar="FILE",
         help='write {"run": FOLDER} or {"error": MESSAGE} to FILE at the end, for programs that start a training',
@@ -60,9 +67,15 @@ def _settings(args: argparse.Namespace) -> Config:
     from invdist import config as configs
     from invdist.config.defaults import OWN_DATA
     from invdist.training import run_folder
+    from invdist.training.growth import settings_from
 
-    if args.resume and args.config:
-        raise UserError("--resume takes the settings of the run: leave --config out, and override with key=value")
+    if args.resume and args.parent:
+        raise UserError("--resume continues a run, --from starts a new one: give one of them")
+    if (args.resume or args.parent) and args.config:
+        option = "--resume" if args.resume else "--from"
+        raise UserError(f"{option} takes the settings of the run: leave --config out, and override with key=value")
+    if args.parent:
+        return settings_from(args.parent, args.overrides)
     if args.resume:
         return run_folder.reopen(args.resume, args.overrides)[0]
     if args.config:
@@ -87,6 +100,7 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     from invdist.runtime.files import absolute, exclusive, write_atomically
     from invdist.training import ray_backend, run_folder
     from invdist.training.data_checks import check_against_data, check_fits_host
+    from invdist.training.growth import check_growth
     from invdist.training.history import History
     from invdist.training.progress import ProgressView
     from invdist.training.resume import check_resume
@@ -95,8 +109,14 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     dataset = run_folder.data_of(config, resume) if resume else Dataset.open(config.data.path)
     config = suited(config, dataset)
     check_against_data(config, dataset)
+    if not resume:
+        check_growth(config, dataset)
     if not ray_backend.inside_cluster():
         check_fits_host(config, dataset)
+    if config.watch.mlflow:
+        from invdist.training.mlflow import open_client
+
+        open_client(config)  # what is wrong with it is said now
     config.runs, config.data.path = absolute(config.runs), absolute(config.data.path)
     if config.checkpoint.path is not None:
         config.checkpoint.path = absolute(config.checkpoint.path)

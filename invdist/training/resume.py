@@ -46,28 +46,35 @@ def check_continues(
             f"{path} was trained on another data set than {config.data.path}: "
             "resume with the data set of the run, or start a new run"
         )
-    texts = extra["config"], configs.dump(config)
-    before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
-    before.setdefault("exposures.vectors", False)  # checkpoints of earlier versions do not say
-
-    def changed(keys: Sequence[str]) -> str:
-        return ", ".join(f"{key}={before[key]}" for key in keys if key in before and before[key] != now.get(key))
-
-    if always := changed(_ALWAYS_FIXED + (_FIXED_WITH_VECTORS if config.exposures.vectors else ())):
-        raise UserError(
-            f"{path} was trained with {always}, which a resumed run cannot change: leave it as it was, or "
-            "start a new run"
-        )
+    check_same_model(path, extra, config)
     if (position.phase, position.pass_index, position.step) == (0, 0, 0):  # between two epochs
         return
-    fixed = [*_FIXED_WITHIN_EPOCH, *(key for key in now if key.startswith("unlabeled."))]
+    keys = dotted(parse(configs.dump(config).encode(), "settings"))
+    fixed = [*_FIXED_WITHIN_EPOCH, *(key for key in keys if key.startswith("unlabeled."))]
     if _known_fields(extra.get("phases", described(phases))) != described(phases):
-        fixed += [key for key in now if key.startswith(f"{config.method}.")]
-    if within := changed(fixed):
+        fixed += [key for key in keys if key.startswith(f"{config.method}.")]
+    if within := _changed(extra, config, fixed):
         raise UserError(
             f"{path} is at step {position.step:,} of an epoch with {within}, which cannot change within an "
             "epoch: resume with that, or start a new run"
         )
+
+
+def check_same_model(path: str, extra: Mapping[str, Any], config: Config) -> None:
+    """Raises `UserError` if `config` is of another model than the checkpoint at `path`, whatever the data set is."""
+    if always := _changed(extra, config, _ALWAYS_FIXED + (_FIXED_WITH_VECTORS if config.exposures.vectors else ())):
+        raise UserError(
+            f"{path} was trained with {always}, which a resumed run cannot change: leave it as it was, or "
+            "start a new run"
+        )
+
+
+def _changed(extra: Mapping[str, Any], config: Config, keys: Sequence[str]) -> str:
+    """Those of the settings `keys` that differ from the ones of a checkpoint, with their values there."""
+    texts = extra["config"], configs.dump(config)
+    before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
+    before.setdefault("exposures.vectors", False)  # checkpoints of earlier versions do not say
+    return ", ".join(f"{key}={before[key]}" for key in keys if key in before and before[key] != now.get(key))
 
 
 def _known_fields(saved: Sequence[Mapping[str, Any]]) -> list[Any]:
