@@ -62,7 +62,8 @@ class Comm:
         return like.new_empty((rows, width))
 
     tells_sizes = False
-    """Whether `all_to_all` may be called without `recv_rows`: what arrives then has the sizes that were sent."""
+    """Whether `all_to_all` may be called without `recv_rows`: `Pending.use` then gets one part per rank, of the size
+    that was sent."""
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int] | None = None) -> Pending:
         """Sends `send_rows[r]` leading rows of `send`, in order of rank, to each rank r; receives likewise."""
