@@ -16,6 +16,7 @@ commands, which stream to files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_at
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -47,20 +49,31 @@ def prepare_dataset(
     output: str | Path,
     inputs: str | Path | Sequence[str | Path] = (),
     onto: str | Path | None = None,
+    workers: int | None = None,
     **options: Any,
 ) -> Dataset:
     """Turns a raw log into the data set `output` and opens it.
 
     `kind` is one of `invdist prepare`'s (ml-1m, kuairand, microvideo, ratings, synthetic), `inputs` its files and
     `options` its options: `prepare_dataset("ratings", "data/mine", "log.csv", positive_from=4)`. `onto` is the data
-    set of the day before.
+    set of the day before. With `workers`, so many processes on Ray share the work.
     """
     from invdist.data.dataset import Dataset
     from invdist.data.prepare.options import build_options
     from invdist.data.prepare.pipeline import prepare_log
 
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    prepare_log(build_options(kind, options), paths, output, onto=onto)
+    built = build_options(kind, options)
+    if workers is None:
+        prepare_log(built, paths, output, onto=onto)
+    else:
+        from invdist.data.prepare.parallel.on_ray import prepare_on_ray
+        from invdist.training.ray_backend import connected
+
+        if onto is not None:
+            raise UserError("onto works in one process only: leave workers out")
+        with connected(workers) if workers else contextlib.nullcontext():
+            prepare_on_ray(built, paths, output, workers)
     return Dataset.open(str(output))
 
 
@@ -92,7 +105,7 @@ def train_model(config: str | Path | Mapping[str, Any] | Config, *overrides: str
     raise UserError(outcome.get("error") or f"training failed (exit code {code}); the end of its output:\n{output}")
 
 
-def open_run(path: str | Path, *overrides: str, checkpoint: str | int = "best") -> Run:
+def open_run(path: str | AnyPath, *overrides: str, checkpoint: str | int = "best") -> Run:
     """Opens a run that was trained before; `checkpoint` is `best`, `last` or a step.
 
     Pass `data.path=FOLDER` as an override if its data set has moved.
@@ -103,8 +116,8 @@ def open_run(path: str | Path, *overrides: str, checkpoint: str | int = "best") 
 class Run:
     """A trained run: its metrics and history, and the use of its model, which is loaded when first needed."""
 
-    def __init__(self, path: str | Path, *overrides: str, checkpoint: str | int = "best") -> None:
-        self.path = Path(path).absolute()
+    def __init__(self, path: str | AnyPath, *overrides: str, checkpoint: str | int = "best") -> None:
+        self.path = path_at(path)
         self._overrides, self._checkpoint = list(overrides), checkpoint
         self.metrics  # noqa: B018 - fails at once for a folder that is not a run
 
@@ -201,11 +214,11 @@ class Run:
 
         return ScoreTables(Scorer.of(self._opened, unknown)).table(self._pairs(pairs))
 
-    def export(self, output: str | Path | None = None) -> Path:
+    def export(self, output: str | AnyPath | None = None) -> AnyPath:
         """Writes tensors, card and scoring program, as `invdist export`; gives the folder (default: RUN/export)."""
         from invdist.serving.export import export
 
-        where = Path(output) if output is not None else self.path / "export"
+        where = path_at(output) if output is not None else self.path / "export"
         export(self._opened, str(where))
         return where
 

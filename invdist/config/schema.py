@@ -163,6 +163,19 @@ class CheckpointConfig(Section):
     """Write in the background; training waits only for a copy in memory."""
 
 
+class GrowthConfig(Section):
+    """A run that goes on from the model of another one, on a newer data set (docs/daily.md)."""
+
+    run: str | None = None
+    """The run folder that it goes on from; `--from` sets this and the next."""
+    checkpoint: str | None = None
+    """The checkpoint of that run: its step and a digest of its content."""
+    epochs: Count = 1
+    """Epochs of a run that goes on from another, instead of training.epochs."""
+    products: Count = 3
+    """Passes over the exposures to bring the vectors of the older run up to date, instead of exposures.products."""
+
+
 class RayConfig(Section):
     """The Ray workers."""
 
@@ -178,6 +191,18 @@ class RayConfig(Section):
     """A collective that waits longer than this fails instead of hanging."""
     max_failures: Annotated[int, Ge(-1)] = 3
     """Restarts of the worker group before the run gives up; -1: no limit."""
+
+
+class WatchConfig(Section):
+    """Where a run is watched while it trains, beside its own folder and TensorBoard (docs/using.md)."""
+
+    ray_metrics: bool = True
+    """Export loss, rows/s, directions and validation metrics through Ray, for its dashboard, Prometheus and Grafana."""
+    mlflow: str | None = None
+    """Tracking URI of MLflow to log the run to (`http://host:5000`, `sqlite:////path/mlflow.db`); needs the extra
+    `invdist[mlflow]`. null: not logged."""
+    mlflow_experiment: str = "invdist"
+    """Name of the MLflow experiment; made if it is missing."""
 
 
 class Config(Section):
@@ -201,7 +226,9 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    growth: GrowthConfig = GrowthConfig()
     ray: RayConfig = RayConfig()
+    watch: WatchConfig = WatchConfig()
     _strategy: Any = PrivateAttr(None)
 
     @property

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -42,25 +43,38 @@ def describe_os_error(error: OSError) -> str:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
     """A free path beside `path` to write a file to, which becomes `path` when the block ends without an error.
 
-    A reader sees the old file or the whole new one, never half of it. After an error nothing is left.
+    A reader sees the old file or the whole new one, never half of it. After an error nothing is left. Without `flush`
+    that is so unless the machine itself stops.
     """
     final = Path(path)
     # A name of its own: two processes may write the same file.
     unfinished = final.with_name(f".{final.name[:50]}.{uuid.uuid4().hex[:12]}{UNFINISHED}")
     try:
         yield unfinished
-        _flush(unfinished)
+        if flush:
+            _flush(unfinished)
         os.replace(unfinished, final)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+class WholeWriter(Protocol):
+    """A file that is always replaced as a whole."""
+
+    def write_bytes(self, content: bytes) -> None:
+        """Replaces the content."""
+        ...
+
+
+def write_atomically(path: str | os.PathLike[str] | WholeWriter, content: str | bytes) -> None:
     """Writes a small file (text as UTF-8) so that a reader sees the old one or the whole new one."""
+    if not isinstance(path, str | os.PathLike):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
     with replacing(path) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -92,12 +106,15 @@ def new_folder(output: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: object) -> Iterator[None]:
     """Inside, no other process is in a block like this for the same local folder; `UserError` if one is already.
 
     The kernel holds the lock and takes it back when the process ends, however it ends. Where a filesystem has no
-    locks the block goes on without.
+    locks the block goes on without, and so it does in an object store.
     """
+    if not isinstance(folder, Path):
+        yield
+        return
     with open(folder / _LOCK_FILE, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,17 +167,18 @@ class Folder:
         return self.filesystem.open_input_file(self._inside(name))
 
     @contextmanager
-    def create(self, name: str) -> Iterator[pa.NativeFile]:
+    def create(self, name: str, flush: bool = True) -> Iterator[pa.NativeFile]:
         """A file to write, which has its name only after the block ended without an error.
 
-        On a local disk it is flushed to the medium, too. Objects of a store such as S3 appear when they are closed.
+        On a local disk it is flushed to the medium, too, unless `flush` is False. Objects of a store such as S3 appear
+        when they are closed.
         """
         path = self._inside(name)
         if not self.local:
             with self.filesystem.open_output_stream(path) as file:
                 yield file
             return
-        with replacing(path) as unfinished, self.filesystem.open_output_stream(str(unfinished)) as file:
+        with replacing(path, flush) as unfinished, self.filesystem.open_output_stream(str(unfinished)) as file:
             yield file
 
     def make(self) -> None:

@@ -37,6 +37,23 @@ def configure_process(threads: int) -> None:
 
 
 @contextlib.contextmanager
+def one_thread() -> Iterator[int]:
+    """Inside, an operation has one thread; gives how many it had before, for threads that each do a part of the work.
+
+    The results of a matrix product depend on how many threads divide it.
+    """
+    before = torch.get_num_threads()
+    if before == 1:
+        yield 1
+        return
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def single_rank() -> Iterator[None]:
     """A gloo process group of this process alone, unless it is in a group already."""
     if dist.is_initialized():

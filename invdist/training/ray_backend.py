@@ -13,19 +13,20 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from invdist import config as configs
 from invdist.config import Config
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import write_atomically
+from invdist.runtime.paths import AnyPath, path_at
+from invdist.training.events import Sink
 from invdist.training.run_folder import FAILED_FILE
 
 _LOG = logging.getLogger(__name__)
 
 
-def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | None = None) -> None:
+def fit(config: Config, run: AnyPath, worker: Callable[[dict[str, str]], None] | None = None) -> None:
     """Trains on the Ray that this process is connected to; returns when the run has finished or was stopped.
 
     Raises `UserError` for an error the user can fix, and Ray's own error when workers died too often. `worker` is the
@@ -79,7 +80,7 @@ def train_worker(settings: dict[str, str]) -> None:
     from invdist.runtime.process import configure_process
     from invdist.training.trainer import Trainer
 
-    run = Path(settings["run"])
+    run = path_at(settings["run"])
     if (run / FAILED_FILE).exists():
         return  # an error that only the user can fix: it would occur again after this restart
     config = configs.from_text(settings["config"])
@@ -99,6 +100,7 @@ def train_worker(settings: dict[str, str]) -> None:
             device=get_device(),
             comm=comm,
             make_readers=make_readers if config.data.readers else None,
+            sinks=_sinks(config, run) if comm.rank == 0 else (),
         )
         trainer.fit()
     except UserError as error:
@@ -106,7 +108,16 @@ def train_worker(settings: dict[str, str]) -> None:
         raise
 
 
-def _raise_if_failed(run: Path) -> None:
+def _sinks(config: Config, run: AnyPath) -> list[Sink]:
+    """Where the events of a run are watched, beside its folder."""
+    from invdist.training.mlflow import Mlflow
+    from invdist.training.ray_metrics import RayMetrics
+
+    sinks: list[Sink] = [RayMetrics(run.name)] if config.watch.ray_metrics else []
+    return [*sinks, Mlflow(config, run)] if config.watch.mlflow else sinks
+
+
+def _raise_if_failed(run: AnyPath) -> None:
     if (run / FAILED_FILE).exists():
         raise UserError(json.loads((run / FAILED_FILE).read_text())["message"])
 
@@ -131,10 +142,11 @@ def _resources(config: Config, cuda: bool) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def connected(cpus: int | None = None) -> Iterator[None]:
+def connected(cpus: int | None = None, variables: dict[str, str] | None = None) -> Iterator[None]:
     """Inside, this process is connected to its Ray cluster, or to a private one with `cpus` CPUs (default: all).
 
-    A process that is connected already stays connected.
+    A process that is connected already stays connected. `variables` are for a private one: a `new_environment` with
+    more in it.
     """
     if "ray" in sys.modules:
         import ray
@@ -151,7 +163,7 @@ def connected(cpus: int | None = None) -> Iterator[None]:
         if not inside_cluster():
             from invdist.runtime.private_ray import private_ray
 
-            stack.enter_context(private_ray(cpus=cpus))
+            stack.enter_context(private_ray(cpus=cpus, variables=variables))
         import ray
 
         with _quiet_core():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from invdist.data.stream.blocks import BlockMaker, StreamSpec, UnlabeledSpec, rank_rows
+from invdist.data.stream.sampler_parts import sampler_parts
 
 __all__ = ["Batch", "Stream", "StreamSpec", "UnlabeledSpec", "ray_readers"]
 
@@ -125,7 +126,8 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
 def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any]:
     """`count` Ray actors that read shards and sample next to the data; the rank's `Stream` takes them as `readers`.
 
-    What an actor returns depends on its arguments alone, so Ray may restart it and repeat a call at any time.
+    Several readers that sample share the observed pairs: as many actors more hold a part of them each. What an actor
+    returns depends on its arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
 
@@ -133,4 +135,7 @@ def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any
     reader = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(
         BlockMaker
     )
-    return [reader.remote(spec) for _ in range(count)]
+    parts = []
+    if spec.samples and count > 1:
+        parts = sampler_parts(spec.path, count, spec.sampler_seed, spec.unlabeled.popularity, num_cpus)
+    return [reader.remote(spec, parts) for _ in range(count)]

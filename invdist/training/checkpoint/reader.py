@@ -27,6 +27,8 @@ class CheckpointInfo:
         self.folder, self.manifest = folder, manifest
         self.advice = "use an older checkpoint"
         """What to do if a file turns out to be damaged, for the message."""
+        self.cache_bytes = _CACHE_BYTES
+        """Read files that are kept, the last one always: 0 for a process that reads each row once."""
         self._cache: dict[str, dict[str, Tensor]] = {}
 
     @property
@@ -98,9 +100,12 @@ class CheckpointInfo:
         """The replicated state of the strategy, as `strategy.load_state` wants it."""
         return {name: self.read(f"strategy/{name}") for name in self.names("strategy/")}
 
-    def verify(self) -> None:
-        """Compares every file with its checksum, also those nobody reads; `DamagedCheckpoint` if one differs."""
-        for name in self.manifest.files:
+    def verify(self, part: int = 0, parts: int = 1) -> None:
+        """Compares every file with its checksum, also those nobody reads; `DamagedCheckpoint` if one differs.
+
+        Of `parts` processes that divide the files, this is number `part`.
+        """
+        for name in sorted(self.manifest.files)[part::parts]:
             self._file(name)
 
     def _part(self, name: str, part: Part) -> Tensor:
@@ -131,7 +136,7 @@ class CheckpointInfo:
         except ValueError as error:
             raise DamagedCheckpoint(f"{where} is not a safetensors file: {error}") from error
         self._cache[name] = tensors
-        while sum(self.manifest.files[kept].bytes for kept in self._cache) > _CACHE_BYTES and len(self._cache) > 1:
+        while sum(self.manifest.files[kept].bytes for kept in self._cache) > self.cache_bytes and len(self._cache) > 1:
             del self._cache[next(iter(self._cache))]
         return tensors
 
