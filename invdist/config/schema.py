@@ -60,6 +60,9 @@ class RowsConfig(Section):
     """GB of one GPU that tables with optimizer state may fill; never more than nine tenths of the card."""
     ddr_gb: Positive = 128.0
     """GB of one host that tables with optimizer state may fill, in equal shares for its workers; unused on GPUs."""
+    payload: Literal["fp32", "bf16"] = "fp32"
+    """Precision of embeddings and their gradients on their way between workers; tables, sums and steps stay fp32. bf16
+    halves the traffic, and the result then depends on the number of workers."""
     init_std: Positive = 0.01
     """Standard deviation of new embeddings."""
     bias: bool = False
