@@ -21,6 +21,7 @@ from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
+from invdist.runtime.process import use_huge_pages
 
 _INIT_BLOCK = 1 << 16
 
@@ -52,7 +53,7 @@ class EmbeddingStore:
         payload: str = "fp32",
     ) -> None:
         self.layout: Layout = tables.layout
-        self.local_rows = tables.local_rows
+        self.local_rows = use_huge_pages(tables.local_rows)
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
         self._locate = RowLocator(self.layout, comm.size, self.local_rows.device)
