@@ -151,7 +151,11 @@ class CheckpointConfig(Section):
     path: str | None = None
     """Folder or URI (s3://...) that holds checkpoints, in a folder named like the run; null: in the run folder."""
     every_steps: CountOrZero = 0
-    """Steps between checkpoints; 0 saves once an epoch."""
+    """Steps between checkpoints; 0: none within an epoch by steps."""
+    every_seconds: NonNegative = 0.0
+    """Seconds between checkpoints, looked at every 16 steps; 0: none by time. One is always saved after an epoch."""
+    deltas: bool = False
+    """Save within an epoch only the table rows that changed since the last full checkpoint, which is kept with them."""
     keep_last: Count = 2
     """Newest checkpoints to keep."""
     keep_best: Count = 1

@@ -51,6 +51,8 @@ class EmbeddingStore:
         self.local_rows = tables.local_rows
         self.plan_stats = tables.stats
         self.comm = comm
+        self.changed: Tensor | None = None
+        """Which local rows were changed since `track`, bool; None: not recorded."""
         self._locate = RowLocator(self.layout, comm.size, self.local_rows.device)
         self._owners = self._owner_groups()
         self.optimizer = make_optimizer(self.local_rows, self)
@@ -75,6 +77,10 @@ class EmbeddingStore:
                     a, b = max(first, low), min(end, high)
                     cut = drawn[a - low : b - low, shard.column : shard.column + shard.columns]
                     self.local_rows[shard.base + a - first : shard.base + b - first].copy_(cut)
+
+    def track(self) -> None:
+        """Records from now on which local rows change."""
+        self.changed = torch.zeros(len(self.local_rows), dtype=torch.bool, device=self.local_rows.device)
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
@@ -121,12 +127,14 @@ class EmbeddingStore:
         if isinstance(scale, float) and not scale:
             return
         rows = update.unique.rows
+        self._note_changed(rows)
         if len(rows):
             store_rows(self.local_rows, rows, moved(gather_rows(self.local_rows, rows), update.values, scale))
 
     @torch.no_grad()
     def step(self, gradient: RowUpdate) -> None:
         """One optimizer step on the touched rows."""
+        self._note_changed(gradient.unique.rows)
         self.optimizer.update(self.local_rows, gradient.unique.rows, gradient.values)
 
     def square_sum(self, rows: Tensor, squares: Tensor) -> Tensor:
@@ -152,6 +160,10 @@ class EmbeddingStore:
                 whole[a : a + length] = total
                 whole[a + length : b] = total[-1:]
         return whole
+
+    def _note_changed(self, rows: Tensor) -> None:
+        if self.changed is not None:
+            self.changed.index_fill_(0, rows, True)
 
     def _owner_groups(self) -> dict[str, dist.ProcessGroup | None]:
         """For each table cut into columns, the process group of its owners (None: one owner has them all)."""

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
 from invdist.runtime.errors import UserError
-from invdist.runtime.install import installed
+from invdist.runtime.install import environment
 from invdist.training import run_folder
 from invdist.training.baseline import MeansBaseline, below_means
 from invdist.training.build import build_model, build_strategy, stream_of
@@ -39,7 +38,7 @@ from invdist.training.totals import EpochTotals, RunTotals
 from invdist.training.vectors import load_or_learn
 
 _CONTROL_STEPS = 16
-"""Steps between two checks for a request to stop, which all ranks make together."""
+"""Steps between two looks for a request to stop or to save, which all ranks take together."""
 
 
 class Trainer:
@@ -70,9 +69,10 @@ class Trainer:
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
+            deltas=config.checkpoint.deltas,
             timeout_s=config.ray.timeout_s,
         )
-        self.position = Position()
+        self.position, self._saved_at = Position(), time.monotonic()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
 
     def fit(self, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Trainer:
             ],
             plan_stats=self.model.rows.plan_stats,
             dataset=self.dataset.summary,
-            environment=_environment(),
+            environment=environment(),
             rows_per_epoch=self._rows_per_epoch(),
             epochs=self.config.training.epochs,
         )
@@ -188,9 +188,10 @@ class Trainer:
             now = time.perf_counter()
             self._note(phase, stream, record, batch.global_rows, now - started)
             started = now
-            if every and self.position.global_step % every == 0:
+            stop, save = self._requests()
+            if save or (every and self.position.global_step % every == 0):
                 self._save()
-            if self._stop_requested():
+            if stop:
                 return False
         return True
 
@@ -289,12 +290,17 @@ class Trainer:
 
     # Stopping and saving
 
-    def _stop_requested(self) -> bool:
+    def _requests(self) -> tuple[bool, bool]:
+        """Whether to stop, and whether it is time to save: the first rank decides, all look at the same steps."""
         if self.position.global_step % _CONTROL_STEPS:
-            return False
-        asked = self.comm.rank == 0 and (self.run / run_folder.STOP_FILE).exists()
-        flag = torch.tensor([float(asked)], device=self.device)
-        return bool(self.comm.all_reduce(flag).wait())
+            return False, False
+        asked = torch.zeros(2)
+        if self.comm.rank == 0:
+            every = self.config.checkpoint.every_seconds
+            asked[0] = float((self.run / run_folder.STOP_FILE).exists())
+            asked[1] = float(every > 0 and time.monotonic() - self._saved_at >= every)
+        stop, save = self.comm.all_reduce(asked.to(self.device)).wait().tolist()
+        return bool(stop), bool(save)
 
     def _stopped(self) -> dict[str, Any]:
         self._save()
@@ -315,6 +321,7 @@ class Trainer:
         started = time.perf_counter()
         self.events.flush()  # a run that goes on from this checkpoint has the events before it
         self.store.save(self.model, self.strategy, self.position, extra, metric)
+        self._saved_at = time.monotonic()
         self.epoch_totals.add_seconds({"checkpoint": time.perf_counter() - started})
 
     # Small parts
@@ -338,8 +345,3 @@ class Trainer:
 
     def _advance(self, **changes: int) -> None:
         self.position = dataclasses.replace(self.position, **changes)
-
-
-def _environment() -> dict[str, str | None]:
-    packages = ("invdist", "torch", "torchrec", "ray", "pyarrow", "numpy")
-    return {"python": platform.python_version(), **{name: installed(name) for name in packages}}

@@ -24,6 +24,8 @@ from invdist.runtime.errors import UserError
 from invdist.training.checkpoint.manifest import DTYPE_NAMES, DTYPES, DamagedCheckpoint
 from invdist.training.checkpoint.reader import CheckpointInfo
 
+_CHANGED_BYTES = 32 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
@@ -35,17 +37,24 @@ class TensorSlice:
     values: Tensor
     row: int = 0
     column: int = 0
+    index: Tensor | None = None
+    """The rows that `values` has, of those that changed since the base; None: all from `row` on."""
 
 
-def slices_to_save(model: Recommender, strategy: Strategy) -> Iterator[TensorSlice]:
-    """What this rank writes. Over all ranks every tensor is covered exactly once."""
+def slices_to_save(model: Recommender, strategy: Strategy, changed: Tensor | None = None) -> Iterator[TensorSlice]:
+    """What this rank writes. Over all ranks every tensor is covered exactly once.
+
+    With `changed` (bool by local row) only those rows of the tables.
+    """
     # `state` may communicate: it is called here, on every rank, not when the first slice is asked for.
-    return _slices(model, strategy, dict(strategy.state()))
+    return _slices(model, strategy, dict(strategy.state()), changed)
 
 
-def _slices(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[TensorSlice]:
+def _slices(
+    model: Recommender, strategy: Strategy, replicated: dict[str, Tensor], changed: Tensor | None
+) -> Iterator[TensorSlice]:
     rank = model.comm.rank
-    yield from table_slices(model.rows)
+    yield from table_slices(model.rows) if changed is None else _changed_slices(model.rows, changed)
     for name, (first, values) in strategy.sharded_state().items():
         yield TensorSlice(f"sharded/{name}", _by_user(strategy, values), values, first)
     yield from (_whole(name, state) for name, state in _random_states(rank, model.device).items())
@@ -61,6 +70,18 @@ def table_slices(rows: EmbeddingStore) -> Iterator[TensorSlice]:
     for each in _shard_slices(rows):
         first, end = each.written
         yield TensorSlice(each.name, each.shape, each.values[first:end], each.shard.row + first, each.column)
+
+
+def _changed_slices(rows: EmbeddingStore, changed: Tensor) -> Iterator[TensorSlice]:
+    """What this rank writes of the changed rows, a bounded number of them at a time: each slice is a copy."""
+    for each in _shard_slices(rows):
+        first, end = each.written
+        start = each.shard.base + first
+        found = changed[start : start + end - first].nonzero().view(-1) + first
+        some = max(1, _CHANGED_BYTES // max(1, each.values[:1].nbytes))
+        for places in found.split(some):  # at least one slice, if an empty one: every tensor has its entry
+            index = places + each.shard.row
+            yield TensorSlice(each.name, each.shape, each.values.index_select(0, places), 0, each.column, index)
 
 
 def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore) -> None:
