@@ -43,18 +43,24 @@ if TYPE_CHECKING:
 
 
 def prepare_dataset(
-    kind: str, output: str | Path, inputs: str | Path | Sequence[str | Path] = (), **options: Any
+    kind: str,
+    output: str | Path,
+    inputs: str | Path | Sequence[str | Path] = (),
+    onto: str | Path | None = None,
+    **options: Any,
 ) -> Dataset:
     """Turns a raw log into the data set `output` and opens it.
 
     `kind` is one of `invdist prepare`'s (ml-1m, kuairand, microvideo, ratings, synthetic), `inputs` its files and
-    `options` its options: `prepare_dataset("ratings", "data/mine", "log.csv", positive_from=4)`.
+    `options` its options: `prepare_dataset("ratings", "data/mine", "log.csv", positive_from=4)`. `onto` is the data
+    set of the day before.
     """
     from invdist.data.dataset import Dataset
     from invdist.data.prepare.options import build_options
     from invdist.data.prepare.pipeline import prepare_log
 
-    prepare_log(build_options(kind, options), [inputs] if isinstance(inputs, str | Path) else inputs, output)
+    paths = [inputs] if isinstance(inputs, str | Path) else inputs
+    prepare_log(build_options(kind, options), paths, output, onto=onto)
     return Dataset.open(str(output))
 
 

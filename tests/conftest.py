@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +27,17 @@ for _name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
     os.environ.pop(_name, None)
 atexit.register(shutil.rmtree, Path(_RAY["RAY_AUTH_TOKEN_PATH"]).parent, ignore_errors=True)
 
+# The S3 server of `s3_bucket`: its port is reserved here, because Ray's workers have the environment their head had.
+_S3 = socket.socket()
+_S3.bind(("127.0.0.1", 0))
+os.environ.update(
+    AWS_ENDPOINT_URL=f"http://127.0.0.1:{_S3.getsockname()[1]}",
+    AWS_ACCESS_KEY_ID="tests",
+    AWS_SECRET_ACCESS_KEY="tests",
+    AWS_DEFAULT_REGION="us-east-1",
+    AWS_EC2_METADATA_DISABLED="true",
+)
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -39,6 +53,34 @@ def ray_cluster() -> Iterator[private_ray.PrivateRay]:
         ray.shutdown()
     finally:
         head.close()
+
+
+@pytest.fixture(scope="session")
+def s3_bucket() -> Iterator[str]:
+    """The URI of a bucket on a real S3 server (moto's, on loopback), which this process and all it starts can reach.
+
+    One bucket for the session: a test writes below a prefix of its own.
+    """
+    pytest.importorskip("moto", reason="moto, which has the S3 server, is not installed")
+    import pyarrow.fs as pafs
+    from moto.moto_server.threaded_moto_server import MotoRequestHandler
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    host, port = _S3.getsockname()
+    application = DomainDispatcherApplication(create_backend_app)  # type: ignore[arg-type]
+    _S3.listen(128)
+    server = make_server(host, port, application, threaded=True, request_handler=MotoRequestHandler, fd=_S3.fileno())
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        filesystem, _ = pafs.FileSystem.from_uri("s3://tests?allow_bucket_creation=true")
+        filesystem.create_dir("tests")
+        yield "s3://tests"
+    finally:
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Turns a raw log into a prepared data set.
 
-invdist prepare KIND --input PATH... --output DIR [key=value ...]
+invdist prepare KIND --input PATH... [--onto DIR] --output DIR [key=value ...]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mapping = read_yaml(args.config) if args.config else {}
     options = build_options(args.kind, mapping, overrides, source=args.config or "")
     with RowProgress() as progress:
-        manifest = prepare_log(options, inputs, args.output, progress)
+        manifest = prepare_log(options, inputs, args.output, progress, args.onto)
     print(summary_text(manifest, args.output))
     return 0
 
@@ -42,11 +42,28 @@ def summary_text(manifest: dict[str, Any], path: str) -> str:
     lines += [f"  {name:<24}{value:>14,}" for name, value in manifest["rows"].items()]
     lines.append("found in the log (rules: docs/data.md)")
     lines += [f"  {name:<24}{value:>14,}" for name, value in manifest["counts"].items() if value]
+    if "day" in manifest:
+        lines.append(f"day {manifest['day']} of its chain, onto {manifest['ancestors'][-1]}")
+        lines += [f"  {name:<24}{value:>14,}" for name, value in manifest["growth"].items() if value]
+        lines += drift_lines(manifest["drift"])
     if rates := manifest["finish_rates"]:
         lines.append(f"finish rates: {finish_rate_text(rates)}")
         if mistake := unit_mistake(rates):
             lines.append(f"warning: {mistake}")
     return "\n".join(lines)
+
+
+def drift_lines(drift: dict[str, dict[str, Any]]) -> list[str]:
+    """How the labels of the day came out beside those of the first day, whose rules they follow."""
+    lines = []
+    for when, found in drift.items():
+        parts = [f"positive share {found['positive_share']:.3f}"]
+        if found["quartiles"]:
+            parts.append("play-time quartiles {:.4g} and {:.4g}".format(*found["quartiles"]))
+        if found["finish_rates"]:
+            parts.append(f"finish rates {finish_rate_text(found['finish_rates'])}")
+        lines.append(f"  labels, {when + ':':<17}{'; '.join(parts)}")
+    return lines
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--input", nargs="+", action="extend", default=[], metavar="PATH", help="files or folders")
     parser.add_argument("--output", required=True, metavar="DIR", help="the new data set's folder")
+    parser.add_argument("--onto", metavar="DIR", help="the data set of the day before, whose ids keep their indices")
     parser.add_argument("--config", metavar="FILE", help="YAML file of the kind's options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="options that override those of the file")
     return parser

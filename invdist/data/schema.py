@@ -30,6 +30,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "truth": pa.schema([pa.field("truth", pa.float32(), nullable=False)]),
 }
 """Columns of the shards in each folder. `truth` is aligned with `unclear`, shard by shard and row by row."""
+DAY = pa.field("day", pa.int32(), nullable=False)
+"""A further column of data sets that were prepared onto another: the day of the chain that brought the row."""
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:

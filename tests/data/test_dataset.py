@@ -17,6 +17,7 @@ import pytest
 from invdist.data.dataset import SPLITS, Dataset
 from invdist.data.schema import fingerprint
 from invdist.runtime.errors import UserError
+from invdist.runtime.files import Folder
 
 
 @pytest.fixture
@@ -31,6 +32,24 @@ def test_opened_from_a_path_a_uri_and_a_subtree(tiny: Path):
     for other in (Dataset.open(tiny.as_uri()), Dataset.open("tiny", filesystem=subtree), Dataset.open(f"{tiny}/")):
         assert other.fingerprint == local.fingerprint
         assert other.read("valid").equals(local.read("valid"))
+
+
+def test_opened_from_a_bucket_here_and_on_ray(tiny: Path, s3_bucket: str, ray_cluster: object):
+    import ray
+
+    where = f"{s3_bucket}/opened/tiny"
+    pafs.copy_files(str(tiny), where)
+    local, remote = Dataset.open(str(tiny)), Dataset.open(where)
+    assert remote.fingerprint == local.fingerprint
+    assert remote.read("valid").equals(local.read("valid"))
+    on_ray = ray.remote(lambda: Dataset.open(where, verify="fast").read("valid"))
+    assert ray.get(on_ray.remote()).equals(local.read("valid"))
+    with Folder.at(where).create("dataset.json") as file:
+        file.write(b"{")
+    with pytest.raises(UserError, match="s3://tests/opened/tiny/dataset.json is not JSON"):
+        Dataset.open(where)
+    with pytest.raises(UserError, match="is not a prepared data set"):
+        Dataset.open(f"{s3_bucket}/opened/nothing")
 
 
 def test_any_parquet_tool_reads_it(tiny: Path):

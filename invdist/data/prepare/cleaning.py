@@ -35,7 +35,8 @@ class CleanRows:
     """The clean rows of a log. Call `read` once; then iterate over `buckets`, and `remove` what is on disk.
 
     Known after `read`: `users` and `items` (how many), `user_ids`, `item_ids` with the `final_user`, `final_item` of
-    their provisional indices, `id_tables`, `labeling` with its quartiles, `finish_rates`, and `counts`.
+    their provisional indices, `id_tables`, `labeling` with its quartiles, the log's own `quartiles`, `finish_rates`,
+    and `counts`.
     """
 
     def __init__(self, log: RawLog, labeling: Labeling, options: Options, folder: Path, progress: Progress) -> None:
@@ -73,8 +74,9 @@ class CleanRows:
         if not rows:
             raise UserError("the log has no rows")
         self._finish_ids()
-        if "play_time" in self.labeling.rules:
-            self.labeling = replace(self.labeling, quartiles=self._quartiles())
+        self.quartiles = self._quartiles() if "play_time" in self.labeling.rules else None
+        if self.labeling.quartiles is None:  # otherwise they are those of the first day
+            self.labeling = replace(self.labeling, quartiles=self.quartiles)
         self.finish_rates = self._finish_rates()
 
     def _with_ids(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -119,7 +121,7 @@ class CleanRows:
             tables = [user_table, item_table]
         if not (self.users and self.items):
             raise UserError("no row of the log has both a user and an item")
-        self.id_tables = dict(zip(("users", "items"), tables, strict=True))
+        self.id_tables: dict[str, pa.Table] = dict(zip(("users", "items"), tables, strict=True))
 
     def _quartiles(self) -> tuple[float, float]:
         def played() -> Iterator[np.ndarray]:

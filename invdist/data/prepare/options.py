@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from invdist.config.fields import Count, CountOrZero, OneOf, OpenShare, Section, build
+from invdist.config.fields import BelowOne, Count, CountOrZero, OneOf, OpenShare, Section, build
 from invdist.data.prepare.given_split import GivenSplit
 from invdist.data.prepare.labeling import Labeling
 from invdist.data.prepare.logs import FileLog, KuaiRandLog, Ml1mLog
@@ -35,15 +35,23 @@ class Options(Section):
     test_from: str | None = None
     """split=date: the first day of the test."""
     utc_offset: Annotated[float, Ge(-14), Le(14)] = 0.0
-    """split=date: hours from UTC to the calendar that days are counted in, for times that are numbers."""
+    """split=date, since, until: hours from UTC to the calendar that days are counted in, for times that are numbers."""
+    since: str | None = None
+    """Take only rows of this day, as 2022-04-25, and of later ones."""
+    until: str | None = None
+    """Take only rows of this day, as 2022-04-25, and of earlier ones; rows without a day are taken too."""
+    keep: CountOrZero | None = None
+    """--onto: how many days before this one have their rows carried along; null: all."""
+    drop_unseen: Count | None = None
+    """--onto: ids that were not seen for so many days are dropped with their rows; null: none."""
     valid_file: str | None = None
     """split=given: the file of (user, item) pairs that are validation rows, plain or gz."""
     test_file: str | None = None
     """split=given: the file of (user, item) pairs that are test rows, plain or gz."""
     valid_fraction: OpenShare = 0.2
     """split=seed, split=time: share of labeled rows for validation."""
-    test_fraction: OpenShare = 0.2
-    """split=seed, split=time: share of labeled rows for the test."""
+    test_fraction: BelowOne = 0.2
+    """split=seed, split=time: share of labeled rows for the test; 0: none, as where the next day is the test."""
     training_test_fraction: OpenShare = 0.1
     """Share of the training rows that become training_test, which chooses update directions."""
     label_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -67,6 +75,11 @@ class Options(Section):
                     yield "test_from", f"expected a later day than valid_from ({self.valid_from})"
             except ValueError:
                 yield "split", f"expected dates as 2022-04-25, not {self.valid_from!r} and {self.test_from!r}"
+        try:
+            if self.since and self.until and day_number(self.since) > day_number(self.until):
+                yield "until", f"expected {self.since} (since) or a later day"
+        except ValueError:
+            yield "since", f"expected dates as 2022-04-25, not {self.since!r} and {self.until!r}"
 
     @property
     def kept_labels(self) -> float:
@@ -76,13 +89,55 @@ class Options(Section):
     @property
     def day_offset(self) -> float | None:
         """`utc_offset` if days are needed, else None."""
-        return self.utc_offset if self.split == "date" else None
+        return self.utc_offset if self.split == "date" or self.since or self.until else None
 
     def given_split(self) -> GivenSplit | None:
         """The given split, if there is one."""
         if self.valid_file and self.test_file:
             return GivenSplit(Path(self.valid_file), Path(self.test_file))
         return None
+
+
+class FileOptions(Options):
+    """Logs in CSV or parquet files: how CSV is read."""
+
+    id_type: Literal["auto", "string"] = "auto"
+    """Ids in CSV files: numbers if all are whole numbers, else text; or always text. Parquet has its own types."""
+    delimiter: str | None = None
+    """The character between the fields of a CSV line; `tab` is one. By default a comma, in .tsv files a tab."""
+    encoding: str = "utf-8"
+    """The encoding of CSV files, by Python's names."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems that concern several options."""
+        yield from super().check()
+        delimiter = self._csv.delimiter
+        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
+            yield "delimiter", f"expected one ASCII character, or tab, not {self.delimiter!r}"
+        try:
+            "".encode(self.encoding)
+        except (LookupError, ValueError):
+            known = "utf-8, latin-1 or gb18030"
+            yield "encoding", f"Python knows no encoding {self.encoding!r}; expected one such as {known}"
+
+    @property
+    def _csv(self) -> CsvFormat:
+        return CsvFormat("\t" if self.delimiter in ("tab", "\\t") else self.delimiter, self.encoding)
+
+    def _log(
+        self, kind: str, inputs: Sequence[Path], columns: Section, signals: Sequence[str], factors: dict[str, float]
+    ) -> FileLog:
+        """The log of a kind in files and folders; `factors` bring its columns to one unit."""
+        return FileLog(
+            kind,
+            find_files(inputs),
+            columns.model_dump(),
+            signals,
+            id_type=self.id_type,
+            csv=self._csv,
+            utc_offset=self.day_offset,
+            factors=factors,
+        )
 
 
 class RatingOptions(Options):
@@ -163,23 +218,12 @@ class RatingColumns(Section):
     date: str = "date"
 
 
-class Ratings(RatingOptions):
+class Ratings(FileOptions, RatingOptions):
     """Any CSV or parquet files with user, item and rating (or label)."""
 
     rule: Literal["rating", "label"] = "rating"
     """`rating`, or `label`: the log has labels of its own."""
     columns: RatingColumns = RatingColumns()
-    id_type: Literal["auto", "string"] = "auto"
-    """Ids in CSV files: numbers if all are whole numbers, else text; or always text. Parquet has its own types."""
-    delimiter: str | None = None
-    """The character between the fields of a CSV line; `tab` is one. By default a comma, in .tsv files a tab."""
-    encoding: str = "utf-8"
-    """The encoding of CSV files, by Python's names."""
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Problems that concern several options."""
-        yield from super().check()
-        yield from _check_csv(self.delimiter, self.encoding)
 
     def labeling(self) -> Labeling:
         """The chosen rule."""
@@ -188,15 +232,7 @@ class Ratings(RatingOptions):
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The log in the input files and folders."""
-        return FileLog(
-            "ratings",
-            find_files(inputs),
-            self.columns.model_dump(),
-            self.labeling().columns,
-            id_type=self.id_type,
-            csv=_csv_format(self.delimiter, self.encoding),
-            utc_offset=self.day_offset,
-        )
+        return self._log("ratings", inputs, self.columns, self.labeling().columns, factors={})
 
 
 class PlayColumns(Section):
@@ -215,7 +251,7 @@ class PlayColumns(Section):
     date: str = "date"
 
 
-class MicroVideo(PlayOptions):
+class MicroVideo(FileOptions, PlayOptions):
     """Any CSV or parquet play log."""
 
     rule: Annotated[str, OneOf(_microvideo_rules)] = "finish_rate"
@@ -226,31 +262,12 @@ class MicroVideo(PlayOptions):
     """Unit of play times. Only its ratio to duration_unit matters."""
     duration_unit: Unit = "ms"
     """Unit of durations."""
-    id_type: Literal["auto", "string"] = "auto"
-    """Ids in CSV files: numbers if all are whole numbers, else text; or always text. Parquet has its own types."""
-    delimiter: str | None = None
-    """The character between the fields of a CSV line; `tab` is one. By default a comma, in .tsv files a tab."""
-    encoding: str = "utf-8"
-    """The encoding of CSV files, by Python's names."""
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Problems that concern several options."""
-        yield from super().check()
-        yield from _check_csv(self.delimiter, self.encoding)
 
     def open(self, inputs: Sequence[Path]) -> RawLog:
         """The log in the input files and folders."""
         seconds = {"play_time": self.play_time_unit, "duration": self.duration_unit}
-        return FileLog(
-            "microvideo",
-            find_files(inputs),
-            self.columns.model_dump(),
-            self.labeling().columns,
-            id_type=self.id_type,
-            csv=_csv_format(self.delimiter, self.encoding),
-            utc_offset=self.day_offset,
-            factors={name: 1000.0 for name, unit in seconds.items() if unit == "s"},
-        )
+        factors = {name: 1000.0 for name, unit in seconds.items() if unit == "s"}
+        return self._log("microvideo", inputs, self.columns, self.labeling().columns, factors)
 
 
 class KuaiRand(PlayOptions):
@@ -314,17 +331,3 @@ def build_options(kind: str, mapping: Mapping[str, Any], overrides: Iterable[str
     # YAML reads 2022-04-25 as a date.
     plain = {key: str(value) if isinstance(value, datetime.date) else value for key, value in mapping.items()}
     return build(KINDS[kind], plain, overrides, source=source)
-
-
-def _csv_format(delimiter: str | None, encoding: str) -> CsvFormat:
-    return CsvFormat("\t" if delimiter in ("tab", "\\t") else delimiter, encoding)
-
-
-def _check_csv(delimiter: str | None, encoding: str) -> Iterator[tuple[str, str]]:
-    character = _csv_format(delimiter, encoding).delimiter
-    if character is not None and (len(character) != 1 or not character.isascii() or character in '"\r\n'):
-        yield "delimiter", f"expected one ASCII character, or tab, not {delimiter!r}"
-    try:
-        "".encode(encoding)
-    except (LookupError, ValueError):
-        yield "encoding", f"Python knows no encoding {encoding!r}; expected one such as utf-8, latin-1 or gb18030"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from invdist.data.dataset import Dataset
 from invdist.data.prepare.cleaning import CleanRows, Progress
 from invdist.data.prepare.given_split import GivenSplit
 from invdist.data.prepare.labeling import Labeling
+from invdist.data.prepare.onto import Growth, fixed_labeling
 from invdist.data.prepare.options import KINDS, Kind, Options, Synthetic
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
+from invdist.data.prepare.since_until import in_days
 from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares, by_time, day_number
 from invdist.data.prepare.writer import DatasetWriter, new_dataset
 from invdist.data.schema import LABELED_SPLITS, UNCLEAR_LABEL
@@ -55,17 +59,37 @@ def no_progress(stage: str, rows: int) -> None:
 
 
 def prepare_log(
-    options: Kind, inputs: Sequence[str | Path], output: str | Path, progress: Progress = no_progress
+    options: Kind,
+    inputs: Sequence[str | Path],
+    output: str | Path,
+    progress: Progress = no_progress,
+    onto: str | Path | None = None,
 ) -> dict[str, Any]:
     """Writes the data set of the raw log in `inputs` to the new folder `output` and gives its manifest.
 
-    This is `invdist prepare`, `invdist.prepare_dataset` and the recipes of a study.
+    `onto` is the data set of the day before (docs/daily.md). This is `invdist prepare`, `invdist.prepare_dataset` and
+    the recipes of a study.
     """
     if not inputs and not isinstance(options, Synthetic):
         kind = next(name for name, kind in KINDS.items() if isinstance(options, kind))
         raise UserError(f"{kind} needs inputs: the files or folders of the raw log (--input PATH)")
-    log = options.open([Path(path) for path in inputs])
+    log = in_days(options.open([Path(path) for path in inputs]), options)
+    if onto is not None:
+        return _prepare_onto(Dataset.open(str(onto)), log, options, Path(output), progress)
+    for name in ("keep", "drop_unseen"):
+        if getattr(options, name) is not None:
+            raise UserError(f"{name} goes together with --onto DIR, the data set of the day before")
     return prepare(log, options.labeling(), options, Path(output), progress)
+
+
+def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: Path, progress: Progress) -> dict[str, Any]:
+    labeling = fixed_labeling(options.labeling(), base)
+    with new_dataset(output, options.shard_rows) as writer:
+        day = writer.folder / "day"
+        prepare(log, labeling, options, day, progress)
+        grown = Growth(base, Dataset.open(str(day), verify="fast"), options, writer).write()
+        shutil.rmtree(day)
+        return writer.finish(grown)
 
 
 def prepare(
@@ -88,6 +112,8 @@ def prepare(
         finally:
             rows.remove()
         for name, table in log.latent().items():
+            if log.universe() is None:  # raw ids are the row numbers of these tables
+                table = table.take(rows.id_tables[name]["raw"])
             writer.add_table(f"latent_{name}", f"latent/{name}.parquet", table)
         return run.finish()
 
@@ -211,6 +237,7 @@ class _Preparation:
                 "classes": classes,
                 "counts": {name: self.counts[name] for name in COUNTS},
                 "finish_rates": self.rows.finish_rates,
+                "measured_quartiles": self.rows.quartiles,
                 "labeling": asdict(self.labeling),
                 "cut": {**cut, "label_fraction": self.options.kept_labels, "time_cuts": self.time_cuts},
                 "source": self.rows.log.describe(),
@@ -221,7 +248,7 @@ class _Preparation:
 def _check_classes(classes: dict[str, dict[str, int]], rows: CleanRows) -> None:
     if not sum(sum(counts.values()) for counts in classes.values()):
         raise UserError(_no_labels(rows))
-    for split in ("train", "valid", "test"):
+    for split in ("train", "valid", *(["test"] if rows.options.test_fraction else [])):
         for kind, count in classes[split].items():
             if not count:
                 raise UserError(

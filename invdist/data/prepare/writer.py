@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from invdist.data.schema import MANIFEST, ROW_GROUP_ROWS, SCHEMAS, SPLITS, VERSION, fingerprint
+from invdist.data.schema import DAY, MANIFEST, ROW_GROUP_ROWS, SCHEMAS, SPLITS, VERSION, fingerprint
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import new_folder
 
@@ -33,7 +33,7 @@ class DatasetWriter:
         self._pending_rows = dict.fromkeys(SPLITS, 0)
 
     def add(self, split: str, columns: dict[str, np.ndarray]) -> None:
-        """Appends rows to a split: `user`, `item` and `label` (or `truth` for unclear), arrays of one length."""
+        """Appends rows to a split: `user`, `item`, `label` (or `truth` for unclear), and `day` if all rows have one."""
         rows = len(columns["user"])
         self.rows[split] += rows
         self._pending[split].append(columns)
@@ -83,6 +83,8 @@ class DatasetWriter:
         part = f"part-{len(self.shards[split]):05d}.parquet"
         for name in (split, "truth") if split == "unclear" else (split,):
             schema = SCHEMAS[name]
+            if "day" in columns and name != "truth":
+                schema = schema.append(DAY)
             arrays = [pa.array(columns[field.name], field.type) for field in schema]
             table = pa.Table.from_arrays(arrays, schema=schema)
             self.shards[name].append(self._write(f"{name}/{part}", table))

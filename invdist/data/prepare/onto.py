@@ -1,0 +1,252 @@
+"""A day's data set onto that of the day before: known ids keep their index, and older rows are carried along.
+
+The log of the day is prepared by itself first, with the labels of the first day. Then its rows and those of the older
+data set, with ids joined by their raw values, are put into buckets on disk by pair: so a pair that both have is found,
+and buckets read in turn, each permuted, are a random order of all rows. Memory grows with ids, not with rows.
+
+A *day* is one data set of the chain, whatever time its log covers: the first is day 0. Every row and every id has the
+day that it was seen on last (columns `day` of shards and `last_seen` of the id tables).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from invdist.data import hashing
+from invdist.data.dataset import Dataset
+from invdist.data.prepare.ids import id_table
+from invdist.data.prepare.labeling import Labeling
+from invdist.data.prepare.options import Options
+from invdist.data.prepare.spill import BUCKETS, Spill
+from invdist.data.prepare.splitting import Shares
+from invdist.data.prepare.writer import DatasetWriter
+from invdist.data.schema import LABELED_SPLITS, SPLITS
+from invdist.runtime.errors import UserError
+
+pc: Any = pyarrow.compute  # its functions are generated at import, unseen by type checkers
+
+GONE = -1
+"""The index of an id that was dropped."""
+Entity = Literal["users", "items"]
+_ROW = np.dtype(
+    [("user", "i4"), ("item", "i4"), ("label", "i1"), ("split", "i1"), ("day", "i4"), ("truth", "f4"), ("today", "?")]
+)
+
+
+def fixed_labeling(asked: Labeling, base: Dataset) -> Labeling:
+    """The rules of the first day with the quartiles measured then; `UserError` if others are asked for."""
+    recorded = base.manifest["labeling"]
+    wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(asked).items()}
+    changed = [name for name, value in wanted.items() if name != "quartiles" and value != recorded.get(name)]
+    if changed:
+        raise UserError(
+            f"labels are those of the first day: {base.path} has "
+            f"{', '.join(f'{name}={recorded.get(name)}' for name in changed)}, and this call asks for "
+            f"{', '.join(f'{name}={wanted[name]}' for name in changed)}; give the options of the first day"
+        )
+    quartiles = recorded.get("quartiles")
+    return dataclasses.replace(asked, quartiles=tuple(quartiles) if quartiles else None)
+
+
+def day_of(dataset: Dataset) -> int:
+    """The number of a data set in its chain; 0 for one that was not prepared onto another."""
+    return dataset.manifest.get("day", 0)
+
+
+class Joined:
+    """The ids of users or items after the day: those of `base` in their order, then new ones in that of the raw ids.
+
+    `table` is the id table, `before[i]` and `today[i]` the index of id i of the base and of the day (`GONE`: dropped).
+    """
+
+    def __init__(self, base: Dataset, today: Dataset, entity: Entity, drop_unseen: int | None) -> None:
+        day, known, raw = day_of(base) + 1, base.raw_ids(entity), today.raw_ids(entity)
+        if raw.type != known.type:
+            if pa.types.is_integer(known.type):
+                raise UserError(
+                    f"{entity} of the log are text, those of {base.path} whole numbers; an id keeps its type: prepare "
+                    "the first day again with id_type=string"
+                )
+            raw = raw.cast(known.type)
+        found = pc.fill_null(pc.index_in(raw, value_set=known), -1).to_numpy(zero_copy_only=False)
+        last_seen = np.concatenate([_last_seen(base, entity), np.full(int(np.sum(found < 0)), day, np.int32)])
+        last_seen[found[found >= 0]] = day
+        new = pa.array(raw.filter(pa.array(found < 0)))
+        new = new.take(pc.array_sort_indices(new))
+        everyone = pa.concat_arrays([known, new])
+        kept = np.ones(len(everyone), bool) if drop_unseen is None else day - last_seen < drop_unseen
+        index = np.where(kept, np.cumsum(kept) - 1, GONE).astype(np.int32)
+        self.before = index[: len(known)]
+        self.today = index[pc.index_in(raw, value_set=everyone).to_numpy(zero_copy_only=False)]
+        self.new, self.dropped = len(new), int(np.count_nonzero(~kept))
+        table = id_table(everyone.filter(pa.array(kept)))
+        self.table = table.append_column("last_seen", pa.array(last_seen[kept], pa.int32()))
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+
+class Growth:
+    """Writes the rows of `base` that are carried along and those of `today` as one data set."""
+
+    def __init__(self, base: Dataset, today: Dataset, options: Options, writer: DatasetWriter) -> None:
+        self.base, self.today, self.options, self.writer = base, today, options, writer
+        self.day = day_of(base) + 1
+        self.ids: dict[Entity, Joined] = {
+            "users": Joined(base, today, "users", options.drop_unseen),
+            "items": Joined(base, today, "items", options.drop_unseen),
+        }
+        self.counts: Counter[str] = Counter()
+        self._spill = Spill(writer.folder / "growing", _ROW)
+
+    def write(self) -> dict[str, Any]:
+        """Writes rows and id tables; gives what the manifest of the day says otherwise than that of its log."""
+        for entity, joined in self.ids.items():
+            if not len(joined):
+                raise UserError(f"drop_unseen={self.options.drop_unseen} leaves no {entity}")
+            self.writer.add_table(entity, f"{entity}.parquet", joined.table)
+        try:
+            for dataset, today in ((self.base, False), (self.today, True)):
+                for rows in self._rows(dataset, today):
+                    self._spill.append(rows, self._bucket(rows))
+            self._spill.close()
+            self._write_rows()
+        finally:
+            self._spill.remove()
+        self._write_latent()
+        return self._manifest()
+
+    def _rows(self, dataset: Dataset, today: bool) -> Iterator[np.ndarray]:
+        """The rows of a data set by the new ids; of the base those of the days to keep, with ids that are left."""
+        first = 0 if self.options.keep is None else self.day - self.options.keep
+        user, item = (joined.today if today else joined.before for joined in self.ids.values())
+        dated = ["day"] if day_of(dataset) else []
+        for number, split in enumerate(SPLITS):
+            columns = ["user", "item", *(["label"] if split in LABELED_SPLITS else []), *dated]
+            truth = dataset.scan("truth") if split == "unclear" else None
+            for batch in dataset.scan(split, columns):
+                rows = np.zeros(len(batch), _ROW)
+                rows["user"], rows["item"] = user[batch["user"].to_numpy()], item[batch["item"].to_numpy()]
+                rows["label"] = batch["label"].to_numpy() if split in LABELED_SPLITS else -1
+                rows["split"], rows["today"] = number, today
+                rows["day"] = self.day if today else batch["day"].to_numpy() if dated else 0
+                rows["truth"] = np.nan if truth is None else next(truth)["truth"].to_numpy()
+                left = (rows["user"] != GONE) & (rows["item"] != GONE)
+                kept = left & (rows["day"] >= first)
+                self.counts["dropped_rows"] += int(np.count_nonzero(~left))
+                self.counts["rows_outside_window"] += int(np.count_nonzero(left & ~kept))
+                yield rows[kept]
+
+    def _bucket(self, rows: np.ndarray) -> np.ndarray:
+        pair = rows["user"].astype(np.uint64) << np.uint64(32) | rows["item"].astype(np.uint64)
+        return (hashing.mix(hashing.key(self.options.seed, "onto"), pair) % np.uint64(BUCKETS)).astype(np.uint8)
+
+    def _write_rows(self) -> None:
+        training_test = self.options.training_test_fraction
+        shares = Shares([1 - training_test, training_test])
+        for bucket, rows in enumerate(self._spill.buckets()):
+            rows = self._one_per_pair(rows)
+            rows = rows[hashing.permutation(hashing.key(self.options.seed, "onto", bucket), len(rows))]
+            # What validated and tested a model of an earlier day is the past by now: something to learn from.
+            past = ~rows["today"] & np.isin(rows["split"], (SPLITS.index("valid"), SPLITS.index("test")))
+            rows["split"][past] = shares.cut(int(np.count_nonzero(past)))
+            self.counts["carried_rows"] += int(np.count_nonzero(~rows["today"]))
+            for number, split in enumerate(SPLITS):
+                self._add(split, rows[rows["split"] == number])
+
+    def _one_per_pair(self, rows: np.ndarray) -> np.ndarray:
+        rows = rows[np.lexsort((rows["today"], rows["item"], rows["user"]))]
+        again = (rows["user"][1:] == rows["user"][:-1]) & (rows["item"][1:] == rows["item"][:-1])
+        keep = np.ones(len(rows), bool)
+        if self.options.duplicates == "last":
+            keep[:-1] = ~again
+        else:
+            keep[1:] = ~again
+        self.counts["pairs_seen_before"] += int(np.count_nonzero(again))
+        return rows[keep]
+
+    def _add(self, split: str, rows: np.ndarray) -> None:
+        names = ["user", "item", "label" if split in LABELED_SPLITS else "truth", "day"]
+        self.writer.add(split, {name: np.ascontiguousarray(rows[name]) for name in names})
+        if split in LABELED_SPLITS:
+            self.counts[f"{split} positives"] += int(np.count_nonzero(rows["label"] == 1))
+            self.counts[f"{split} negatives"] += int(np.count_nonzero(rows["label"] == 0))
+
+    def _write_latent(self) -> None:
+        """The truth behind a synthetic feed: that of the day, and the last one known of who was not seen on it."""
+        for entity, joined in self.ids.items():
+            name = f"latent_{entity}"
+            if not (name in self.today.manifest["files"] and name in self.base.manifest["files"]):
+                continue
+            tables = [d.parquet(d.manifest["files"][name]["file"]).read() for d in (self.base, self.today)]
+            source = np.zeros(len(joined), np.int64)
+            for at, index in ((0, joined.before), (tables[0].num_rows, joined.today)):
+                source[index[index != GONE]] = at + np.flatnonzero(index != GONE)
+            table = pa.concat_tables(tables).take(pa.array(source))
+            self.writer.add_table(name, f"latent/{entity}.parquet", table.combine_chunks())
+
+    def _manifest(self) -> dict[str, Any]:
+        users, items = (len(joined) for joined in self.ids.values())
+        classes = {
+            split: {kind: self.counts.pop(f"{split} {kind}") for kind in ("positives", "negatives")}
+            for split in LABELED_SPLITS
+        }
+        positives, negatives = (sum(c[kind] for c in classes.values()) for kind in ("positives", "negatives"))
+        base, today = self.base.manifest, self.today.manifest
+        growth = {
+            **{
+                f"{kind}_{entity}": getattr(self.ids[entity], kind)
+                for entity in self.ids
+                for kind in ("new", "dropped")
+            },
+            **{name: self.counts[name] for name in _COUNTS},
+        }
+        return {
+            **{name: today[name] for name in ("rules", "counts", "finish_rates", "cut", "source", "labeling")},
+            "users": users,
+            "items": items,
+            "summary": {
+                "users": users,
+                "items": items,
+                "positives": positives,
+                "negatives": negatives,
+                "unclear": self.writer.rows["unclear"],
+                "density": (positives + negatives) / (users * items),
+            },
+            "classes": classes,
+            "day": self.day,
+            "keep": self.options.keep,
+            "drop_unseen": self.options.drop_unseen,
+            "growth": growth,
+            "drift": {"first": base["drift"]["first"] if "drift" in base else _labels(base), "today": _labels(today)},
+            "ancestors": [*base.get("ancestors", []), base["fingerprint"]],
+        }
+
+
+_COUNTS = ("carried_rows", "rows_outside_window", "pairs_seen_before", "dropped_rows")
+
+
+def _labels(manifest: dict[str, Any]) -> dict[str, Any]:
+    """How the labels of a log came out: what drifts from day to day."""
+    classes = manifest["classes"].values()
+    positives, negatives = (sum(c[kind] for c in classes) for kind in ("positives", "negatives"))
+    return {
+        "quartiles": manifest.get("measured_quartiles", manifest["labeling"].get("quartiles")),
+        "finish_rates": manifest.get("finish_rates"),
+        "positive_share": positives / (positives + negatives),
+    }
+
+
+def _last_seen(dataset: Dataset, entity: Entity) -> np.ndarray:
+    """The day (int32) on which each id was seen last."""
+    with dataset.parquet(dataset.manifest["files"][entity]["file"]) as file:
+        if "last_seen" not in file.schema_arrow.names:
+            return np.zeros(dataset.manifest[entity], np.int32)
+        return file.read(columns=["last_seen"])["last_seen"].to_numpy().copy()

@@ -1,0 +1,53 @@
+"""Some days of a log: what `since` and `until` leave of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from invdist.data.prepare.options import Options
+from invdist.data.prepare.raw_log import RawLog
+from invdist.data.prepare.splitting import day_number
+from invdist.runtime.errors import UserError
+
+
+def in_days(log: RawLog, options: Options) -> RawLog:
+    """The log, or its rows of the days that `options.since` and `options.until` name."""
+    if not (options.since or options.until):
+        return log
+    if not log.has_day:
+        raise UserError("since and until need a log with dates, which this one has not")
+    return _InDays(log, options.since, options.until)
+
+
+class _InDays:
+    """A `RawLog` whose rows are those of another one between two days, both taken."""
+
+    def __init__(self, log: RawLog, since: str | None, until: str | None) -> None:
+        self._log, self._since, self._until = log, since, until
+        self.has_time, self.has_day, self.has_truth = log.has_time, log.has_day, log.has_truth
+
+    def describe(self) -> dict[str, Any]:
+        """Where the log comes from, and its days."""
+        return {**self._log.describe(), "since": self._since, "until": self._until}
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows of these days."""
+        ends = np.iinfo(np.int64)
+        first = day_number(self._since) if self._since else ends.min
+        last = day_number(self._until) if self._until else ends.max
+        for batch in self._log.batches():
+            day = batch["day"].to_numpy()
+            if len(kept := batch.filter(pa.array((day >= first) & (day <= last)))):
+                yield kept
+
+    def universe(self) -> tuple[int, int] | None:
+        """That of the whole log."""
+        return self._log.universe()
+
+    def latent(self) -> dict[str, pa.Table]:
+        """That of the whole log."""
+        return self._log.latent()

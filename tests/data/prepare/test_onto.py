@@ -1,0 +1,167 @@
+"""Data sets that grow from day to day, against a plain Python account of the same days."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from invdist.cli import prepare as command
+from invdist.data.dataset import Dataset
+from invdist.data.prepare.options import build_options
+from invdist.data.prepare.pipeline import prepare_log
+from invdist.data.schema import LABELED_SPLITS, SPLITS
+from invdist.runtime.errors import UserError
+
+Row = tuple[Any, Any, float]
+SPLIT = {"valid_fraction": 0.3, "test_fraction": 0.0}
+RATINGS = {1.0: 0, 2.0: 0, 2.5: -1, 3.0: 1, 5.0: 1}
+
+
+def day(folder: Path, name: str, rows: list[Row], onto: str | None = None, **options: Any) -> Dataset:
+    """The data set of a day's ratings, onto that of another day."""
+    log = folder / f"{name}.parquet"
+    pq.write_table(pa.table(dict(zip(("user", "item", "rating"), map(list, zip(*rows))))), log)
+    built = build_options("ratings", {**SPLIT, **options})
+    prepare_log(built, [log], folder / name, onto=folder / onto if onto else None)
+    return Dataset.open(str(folder / name))
+
+
+def rows_of(dataset: Dataset) -> dict[tuple[Any, Any], tuple[int, int]]:
+    """Label and day of each pair by raw ids; no pair is there twice."""
+    users, items = (dataset.raw_ids(entity).to_pylist() for entity in ("users", "items"))
+    found: dict[tuple[Any, Any], tuple[int, int]] = {}
+    for split in SPLITS:
+        table = dataset.read(split).to_pydict()
+        labels, days = table.get("label", [-1] * len(table["user"])), table.get("day", [0] * len(table["user"]))
+        for user, item, label, day in zip(table["user"], table["item"], labels, days, strict=True):
+            assert (users[user], items[item]) not in found
+            found[users[user], items[item]] = label, day
+    return found
+
+
+# Every day has pairs of both classes enough for each split.
+CLEAR: list[Row] = [(f"u{n}", f"i{n}", 5.0 if n % 2 else 1.0) for n in range(12)]
+a_row = st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("stuvwxyz"), st.sampled_from(list(RATINGS)))
+a_day = st.lists(a_row, max_size=12, unique_by=lambda row: row[:2])
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    days=st.lists(a_day, min_size=2, max_size=3),
+    keep=st.sampled_from([None, 0, 1, 2]),
+    drop=st.sampled_from([None, 1, 2]),
+)
+def test_growing_equals_a_plain_account_of_the_days(days: list[list[Row]], keep: int | None, drop: int | None) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        grown = day(folder, "0", CLEAR + days[0])
+        ids = {entity: grown.raw_ids(entity).to_pylist() for entity in ("users", "items")}
+        seen = {entity: dict.fromkeys(known, 0) for entity, known in ids.items()}
+        rows: dict[tuple[Any, Any], tuple[int, int]] = {(u, i): (RATINGS[r], 0) for u, i, r in CLEAR + days[0]}
+        for number, log in enumerate(days[1:], 1):
+            log = CLEAR + log
+            grown = day(folder, str(number), log, str(number - 1), keep=keep, drop_unseen=drop)
+            rows = {p: row for p, row in rows.items() if keep is None or row[1] >= number - keep}
+            rows |= {(u, i): (RATINGS[r], number) for u, i, r in log}
+            for column, entity in enumerate(("users", "items")):
+                today = {row[column] for row in log}
+                ids[entity] += sorted(today - seen[entity].keys())
+                seen[entity] |= dict.fromkeys(today, number)
+                gone = {one for one, last in seen[entity].items() if drop is not None and number - last >= drop}
+                ids[entity] = [one for one in ids[entity] if one not in gone]
+                seen[entity] = {one: last for one, last in seen[entity].items() if one not in gone}
+                rows = {pair: row for pair, row in rows.items() if pair[column] not in gone}
+                assert grown.raw_ids(entity).to_pylist() == ids[entity]
+            assert rows_of(grown) == rows
+            assert len(grown.manifest["ancestors"]) == number == grown.manifest["day"]
+
+
+def test_the_past_trains_and_only_today_validates(tmp_path: Path) -> None:
+    first = day(tmp_path, "monday", CLEAR)
+    second = day(tmp_path, "tuesday", [("new", "i1", 5.0), *CLEAR[:8]], "monday")
+    assert second.manifest["ancestors"] == [first.fingerprint]
+    assert second.read("valid").num_rows == 3
+    assert set(second.read("valid")["day"].to_pylist()) == {1}
+    assert sum(second.rows[split] for split in ("train", "training_test")) == 13 - 3
+    counted = {split: second.read(split)["label"].to_pylist().count(1) for split in LABELED_SPLITS}
+    assert counted == {split: second.manifest["classes"][split]["positives"] for split in LABELED_SPLITS}
+
+
+def test_an_unchanged_day_keeps_every_index(tmp_path: Path) -> None:
+    first = day(tmp_path, "monday", CLEAR)
+    second = day(tmp_path, "tuesday", CLEAR, "monday")
+    assert [first.raw_ids(e).to_pylist() for e in ("users", "items")] == [
+        second.raw_ids(e).to_pylist() for e in ("users", "items")
+    ]
+
+
+def test_labels_are_those_of_the_first_day(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Play times double overnight: by quartiles of their own, as many would be positive as before."""
+    options = ["rule=play_time", "valid_fraction=0.2", "test_fraction=0"]
+    shares, quartiles = [], []
+    for name, factor, onto in (("monday", 1, []), ("tuesday", 2, ["--onto", str(tmp_path / "monday")])):
+        log = tmp_path / f"{name}.parquet"
+        pq.write_table(
+            pa.table({"user": list(range(400)), "item": [7] * 400, "play_time": [factor * n for n in range(400)]}), log
+        )
+        output = str(tmp_path / name)
+        arguments = ["--input", str(log), "--output", output, *onto, *options, *(["keep=0"] if onto else [])]
+        assert command.main(["microvideo", *arguments]) == 0
+        manifest = Dataset.open(output).manifest
+        shares.append(sum(c["positives"] for c in manifest["classes"].values()) / 400)
+        quartiles.append(manifest["labeling"]["quartiles"])
+    assert quartiles[0] == quartiles[1] == [99.0, 300.0]
+    assert shares == [0.25, 0.625]
+    assert manifest["drift"]["first"]["quartiles"] == [99.0, 300.0]
+    assert manifest["drift"]["today"]["quartiles"] == [198.0, 600.0]
+    printed = capsys.readouterr().out
+    assert "play-time quartiles 99 and 300" in printed
+    assert "play-time quartiles 198 and 600" in printed
+
+
+def test_what_cannot_be_grown_says_why(tmp_path: Path) -> None:
+    day(tmp_path, "monday", CLEAR)
+    with pytest.raises(UserError, match=r"positive_from=3.*positive_from=4"):
+        day(tmp_path, "other", CLEAR, "monday", positive_from=4.0)
+    with pytest.raises(UserError, match=r"keep goes together with --onto"):
+        day(tmp_path, "alone", CLEAR, keep=1)
+    numbers: list[Row] = [(n, n, rating) for n, (_, _, rating) in enumerate(CLEAR)]
+    day(tmp_path, "numbers", numbers)
+    with pytest.raises(UserError, match="users of the log are text"):
+        day(tmp_path, "text", CLEAR, "numbers")
+    # The other way round a number is a text that looks like one.
+    known = day(tmp_path, "digits", [(str(u), str(i), r) for u, i, r in numbers])
+    grown = day(tmp_path, "more", [*numbers, (99, 99, 5.0)], "digits")
+    assert grown.raw_ids("users").to_pylist() == [*known.raw_ids("users").to_pylist(), "99"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_days_of_one_log(tmp_path: Path) -> None:
+    """`since` and `until` cut a log into days; rows without a date come before all."""
+    log = tmp_path / "log.parquet"
+    dates = ["2026-03-01", "2026-03-02", "2026-03-03", None]
+    rows = [(f"u{n}", "i", [1, 5][n % 2], dates[n // 10]) for n in range(40)]
+    table = dict(zip(("user", "item", "rating", "date"), map(list, zip(*rows))))
+    days = pa.array(table["date"], pa.string()).cast(pa.date32())
+    pq.write_table(pa.table({**table, "date": days}), log)
+
+    def prepared(name: str, onto: str | None, **options: Any) -> Dataset:
+        built = build_options("ratings", {**SPLIT, **options})
+        prepare_log(built, [log], tmp_path / name, onto=tmp_path / onto if onto else None)
+        return Dataset.open(str(tmp_path / name))
+
+    assert prepared("first", None, until="2026-03-01").users == 20
+    assert prepared("second", "first", since="2026-03-02", until="2026-03-02").users == 30
+    assert prepared("third", "second", since="2026-03-03", keep=1).users == 40
+    assert sum(Dataset.open(str(tmp_path / "third")).rows.values()) == 20
+    with pytest.raises(UserError, match="no rows"):
+        prepared("later", None, since="2026-04-01")
+    with pytest.raises(UserError, match="expected 2026-03-02"):
+        build_options("ratings", {"since": "2026-03-02", "until": "2026-03-01"})
