@@ -29,7 +29,7 @@ class DataConfig(Section):
     readers: CountOrZero = 1
     """Ray actors that read shards and sample unlabeled interactions; 0: each worker reads by itself."""
     prefetch: Count = 2
-    """Blocks that each worker fetches ahead."""
+    """Blocks that each worker fetches ahead, at least; of several readers, as many as keep all of them at work."""
     window_rows: Count = 262144
     """Interactions that are shuffled together; the memory of a reader grows with it."""
 

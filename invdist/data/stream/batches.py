@@ -7,6 +7,7 @@ number of ranks, and can be resumed at any step, at any number of ranks.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +51,10 @@ class Batch:
 
 
 class Stream:
-    """The batches of one rank. `readers` are the actors of `ray_readers`; without them the rank reads for itself."""
+    """The batches of one rank. `readers` are the actors of `ray_readers`; without them the rank reads for itself.
+
+    At least `prefetch` blocks are fetched ahead, and of several readers as many as keep all of them at work.
+    """
 
     def __init__(
         self,
@@ -61,8 +65,9 @@ class Stream:
         prefetch: int = 2,
     ) -> None:
         self.spec, self.rank, self.world_size = spec, rank, world_size
-        self._readers, self._prefetch = readers, prefetch
-        self._maker = BlockMaker(spec)
+        self._readers = readers
+        self._maker = BlockMaker(spec, len(readers or ()))
+        self._prefetch = max(prefetch, self._maker.stripe * len(readers) if readers and len(readers) > 1 else 0)
         self.rows = self._maker.rows
         """Labeled rows of an epoch over all ranks."""
         self.steps = self._maker.steps
@@ -87,7 +92,7 @@ class Stream:
 
         ahead: deque[Any] = deque()
         for block in blocks:
-            reader = self._readers[self._maker.reader_of(block, len(self._readers))]
+            reader = self._readers[self._maker.reader_of(block)]
             ahead.append(reader.part.remote(epoch, block, self.rank, self.world_size))
             if len(ahead) > self._prefetch:
                 yield ray.get(ahead.popleft())
@@ -122,15 +127,18 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
-def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any]:
-    """`count` Ray actors that read shards and sample next to the data; the rank's `Stream` takes them as `readers`.
+def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> list[Any]:
+    """`count` Ray actors that read shards and sample; the rank's `Stream` takes them as `readers`.
 
-    What an actor returns depends on its arguments alone, so Ray may restart it and repeat a call at any time.
+    They are divided over `nodes` (Ray's ids): those of the ranks, which see the data and get the blocks. Elsewhere, such
+    as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. What an actor returns
+    depends on its arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # The block maker itself is the actor: its module does not import torch, so a reader starts fast and stays small.
-    reader = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(
-        BlockMaker
-    )
-    return [reader.remote(spec) for _ in range(count)]
+    reader = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(BlockMaker)
+    places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes] or ["SPREAD"]
+    placed = itertools.islice(itertools.cycle(places), count)
+    return [reader.options(scheduling_strategy=place).remote(spec, count) for place in placed]
