@@ -21,6 +21,7 @@ from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.stream.batches import Stream, StreamSpec
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.row_moves import reads_are_free
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
@@ -31,6 +32,7 @@ from invdist.training.baseline import MeansBaseline, below_means
 from invdist.training.build import build_model, build_strategy, stream_of
 from invdist.training.checkpoint import CheckpointStore, Position
 from invdist.training.events import EventLog
+from invdist.training.late import HostCopy, StepLog, Taken
 from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
 from invdist.training.scoring import Probe, SplitScorer
@@ -74,6 +76,8 @@ class Trainer:
         )
         self.position, self._saved_at = Position(), time.monotonic()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
+        self._steps = StepLog(self.events, config.training.log_every, device)
+        self._answer: HostCopy | None = None
 
     def fit(self, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Trains to the end, or until a stop is requested; returns the fields of the final event.
@@ -186,18 +190,24 @@ class Trainer:
             record = self._step(phase, batch, exchange)
             self._advance(step=self.position.step + 1, global_step=self.position.global_step + 1)
             now = time.perf_counter()
-            self._note(phase, stream, record, batch.global_rows, now - started)
+            if self._steps.add(Taken(phase, stream.steps, self.position, record, batch.global_rows, now - started)):
+                self._note()
             started = now
             stop, save = self._requests()
             if save or (every and self.position.global_step % every == 0):
                 self._save()
             if stop:
                 return False
+        self._note()
         return True
 
     def _step(self, phase: Phase, batch: Any, exchange: Any) -> Record:
+        return self._explained(phase, lambda: self.strategy.step(phase, batch, exchange))
+
+    def _explained(self, phase: Phase, action: Callable[[], Any]) -> Any:
+        """Does what may find that training has diverged; the error then says where and what to do."""
         try:
-            return self.strategy.step(phase, batch, exchange)
+            return action()
         except TrainingDiverged as error:
             self.store.wait()
             last = self.store.latest()
@@ -207,25 +217,9 @@ class Trainer:
                 "A smaller optimizer.gamma or alpha usually helps"
             ) from error
 
-    def _note(self, phase: Phase, stream: Stream, record: Record, rows: int, seconds: float) -> None:
-        """Adds a step to the totals. Writes its event if it chose a direction, or every `training.log_every` steps."""
-        totals, position = self.epoch_totals, self.position
-        details, loss = record.read(), float(record.loss)
-        direction = details.get("direction")
-        totals.add_step(loss, rows, seconds, direction)
-        if direction is not None or position.global_step % self.config.training.log_every == 0:
-            self.events.write(
-                "step",
-                epoch=position.epoch,
-                phase=phase.name,
-                step=position.step,
-                steps=stream.steps,
-                global_step=position.global_step,
-                loss=loss,
-                rows_per_s=totals.rows_per_s,
-                eta_s=max(0, self._rows_per_epoch() - totals.rows) / totals.rows_per_s,
-                **details,
-            )
+    def _note(self) -> None:
+        """Adds the steps taken to the totals, and writes their events. On a GPU the host waits here."""
+        self._steps.flush(self.epoch_totals, self._rows_per_epoch(), self._explained)
 
     # The end of an epoch, and of the run
 
@@ -299,7 +293,10 @@ class Trainer:
             every = self.config.checkpoint.every_seconds
             asked[0] = float((self.run / run_folder.STOP_FILE).exists())
             asked[1] = float(every > 0 and time.monotonic() - self._saved_at >= every)
-        stop, save = self.comm.all_reduce(asked.to(self.device)).wait().tolist()
+        answer = HostCopy(self.comm.all_reduce(asked.to(self.device)).wait())
+        # On a GPU the answer of the look before is read: it has arrived long ago.
+        ready, self._answer = (answer, None) if reads_are_free(self.device) else (self._answer, answer)
+        stop, save = ready.read() if ready is not None else (0.0, 0.0)
         return bool(stop), bool(save)
 
     def _stopped(self) -> dict[str, Any]:
@@ -309,6 +306,7 @@ class Trainer:
         return {"stopped": True, "global_step": self.position.global_step}
 
     def _save(self, metric: float | None = None) -> None:
+        self._note()  # a step that diverged must not be saved
         self.epoch_totals.add_seconds(self.strategy.watch.take())
         extra = {
             "config": configs.dump(self.config),
@@ -336,7 +334,8 @@ class Trainer:
         made: dict[StreamSpec, Stream] = {}
         for spec in dict.fromkeys(specs):
             readers = make_readers(spec) if make_readers else None
-            made[spec] = Stream(spec, self.comm.rank, self.comm.size, readers=readers, prefetch=prefetch)
+            pinned = self.device.type == "cuda"
+            made[spec] = Stream(spec, self.comm.rank, self.comm.size, readers, prefetch, pinned)
         return [made[spec] for spec in specs]
 
     def _scorer(self, split: str) -> SplitScorer:

@@ -68,9 +68,16 @@ def test_a_line_search_waits_no_more_often(inner: str) -> None:
     assert _one_step("ig", 1, 8, inner=inner, candidates=[-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]) == 1
 
 
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+def test_hard_negatives_are_exchanged_once_more(ranks: int) -> None:
+    """`dns` finds its negatives by their scores, so it cannot ask for their rows ahead."""
+    assert _one_step("dns", 0, ranks) == 2
+
+
 def test_with_one_rank_nothing_is_waited_for() -> None:
     assert _one_step("none", 0, 1) == 0
     assert _one_step("ig", 1, 1) == 0
+    assert _one_step("dns", 0, 1) == _one_step("means", 0, 1) == 0
 
 
 def test_the_proof_can_fail() -> None:

@@ -53,7 +53,8 @@ class Batch:
 class Stream:
     """The batches of one rank. `readers` are the actors of `ray_readers`; without them the rank reads for itself.
 
-    At least `prefetch` blocks are fetched ahead, and of several readers as many as keep all of them at work.
+    At least `prefetch` blocks are fetched ahead, and of several readers as many as keep all of them at work. `pinned`
+    batches go to a GPU without the host waiting for the copy.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class Stream:
         world_size: int,
         readers: Sequence[Any] | None = None,
         prefetch: int = 2,
+        pinned: bool = False,
     ) -> None:
-        self.spec, self.rank, self.world_size = spec, rank, world_size
+        self.spec, self.rank, self.world_size, self._pinned = spec, rank, world_size, pinned
         self._readers = readers
         self._maker = BlockMaker(spec, len(readers or ()))
         self._prefetch = max(prefetch, self._maker.stripe * len(readers) if readers and len(readers) > 1 else 0)
@@ -101,9 +103,8 @@ class Stream:
 
     def _batches(self, part: dict[str, np.ndarray], steps: range, start_step: int) -> Iterator[Batch]:
         k = self.spec.unlabeled_per_row
-        user, item, label = (_tensor(part[name]) for name in ("user", "item", "label"))
-        label = label.to(torch.float32)
-        unlabeled = [_tensor(part[name]) for name in ("unlabeled_user", "unlabeled_item")] if k else None
+        user, item, label = (self._tensor(part[name]) for name in ("user", "item", "label"))
+        unlabeled = [self._tensor(part[name]) for name in ("unlabeled_user", "unlabeled_item")] if k else None
         at = 0
         for step in steps:
             rows = self._maker.rows_of_step(step)
@@ -121,17 +122,19 @@ class Stream:
                 )
             at = end
 
-
-def _tensor(values: np.ndarray) -> torch.Tensor:
-    # astype copies: memory shared by Ray's object store is read-only, and torch would warn.
-    return torch.from_numpy(values.astype(np.int64))
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        """A column of a block: labels (int8) as float32, ids as int64."""
+        # astype copies: memory shared by Ray's object store is read-only, and torch would warn.
+        tensor = torch.from_numpy(values.astype(np.float32 if values.dtype == np.int8 else np.int64))
+        # Batches are slices of it: pinned once per block.
+        return tensor.pin_memory() if self._pinned else tensor
 
 
 def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> list[Any]:
     """`count` Ray actors that read shards and sample; the rank's `Stream` takes them as `readers`.
 
-    They are divided over `nodes` (Ray's ids): those of the ranks, which see the data and get the blocks. Elsewhere, such
-    as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. What an actor returns
+    They are divided over `nodes` (Ray's ids): those of the ranks, which see the data and get the blocks. Elsewhere,
+    such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. What an actor returns
     depends on its arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
