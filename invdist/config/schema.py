@@ -59,7 +59,11 @@ class RowsConfig(Section):
     hbm_gb: Positive = 32.0
     """GB of one GPU that tables with optimizer state may fill; never more than nine tenths of the card."""
     ddr_gb: Positive = 128.0
-    """GB of one host that tables with optimizer state may fill, in equal shares for its workers; unused on GPUs."""
+    """GB of one host that tables with optimizer state may fill, in equal shares for its workers: where workers compute
+    on the CPU, and for `memory: uvm`."""
+    memory: Literal["device", "uvm", "auto"] = "device"
+    """Where tables and their optimizer state are on GPUs. `uvm`: unified memory, the host's, read over the bus;
+    `auto`: that only if they do not fit the GPUs. Not run on a GPU yet (docs/gpu.md). No effect on a CPU."""
     init_std: Positive = 0.01
     """Standard deviation of new embeddings."""
     bias: bool = False
@@ -69,6 +73,8 @@ class RowsConfig(Section):
         """Problems as (field, what is wrong)."""
         if self.dim % 4:
             yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
+        if self.memory == "uvm" and self.sharding == "data_parallel":
+            yield "memory", "data_parallel tables are on the device; expected device or another rows.sharding"
 
 
 class ExposuresConfig(Section):

@@ -20,6 +20,7 @@ from invdist.embeddings.placement import (
     GIB,
     SHARDINGS,
     DoesNotFit,
+    Memory,
     Sharding,
     Table,
     make_collection,
@@ -103,14 +104,17 @@ def shard_tables(
     ddr_gb: float,
     copies: float = 1.0,
     taken: int = 0,
+    host_taken: int = 0,
+    memory: Memory = "device",
     group: dist.ProcessGroup | None = None,
 ) -> ShardedTables:
     """Plans and allocates `tables` over the ranks of `group`.
 
     `auto` lets TorchRec's planner choose row-wise or table-wise for each table. `hbm_gb` is for one GPU, `ddr_gb` for
-    one host: ranks get what `memory_caps` gives the rank that has least, where `taken` bytes are in use by other
-    tables. It must hold `copies` times the rows: the rows and their optimizer state. A plan that does not fit is a
-    `UserError`.
+    one host: ranks get what `memory_caps` gives the rank that has least, where `taken` bytes (of unified memory:
+    `host_taken`) are in use by other tables. It must hold `copies` times the rows: the rows and their optimizer state.
+    A plan that does not fit is a `UserError`. With `memory` `uvm` or `auto` the tables may be in unified memory,
+    within `ddr_gb`.
     """
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.planner import Topology
@@ -122,7 +126,8 @@ def shard_tables(
     collection, stats = make_collection(tables), ""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     card = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    mine = (str(device), memory_caps(hbm_gb, ddr_gb, local_ranks=local_ranks, card=card, taken=taken))
+    in_use = {"taken": taken, "host_taken": host_taken}
+    mine = (str(device), memory_caps(hbm_gb, ddr_gb, local_ranks=local_ranks, card=card, **in_use))
     of_ranks: list[Any] = [None] * world_size
     dist.all_gather_object(of_ranks, mine, group=group)
     hbm, ddr = (min(caps) for caps in zip(*(caps for _, caps in of_ranks), strict=True))
@@ -140,15 +145,16 @@ def shard_tables(
         if dist.get_rank(group) == 0:
             with contextlib.suppress(DoesNotFit):
                 batch_per_rank = max(1, batch_size // world_size)
-                placed = place_tables(collection, tables, sharding, topology, batch_size=batch_per_rank, reserve=0.05)
+                placed = place_tables(
+                    collection, tables, sharding, topology, batch_size=batch_per_rank, reserve=0.05, memory=memory
+                )
                 plan, stats = [placed.plan], placed.describe()
         dist.broadcast_object_list(plan, group_src=0, group=group)
         if plan[0] is None:
-            caps = (
-                f"{hbm / GIB:.3g} GB of GPU memory (rows.hbm_gb={hbm_gb:g}, at most nine tenths of the card)"
-                if device.type == "cuda"
-                else f"{ddr / GIB:.3g} GB of memory (rows.ddr_gb={ddr_gb:g} for a host, divided by its ranks)"
-            )
+            host = f"{ddr / GIB:.3g} GB of memory (rows.ddr_gb={ddr_gb:g} for a host, divided by its ranks)"
+            card = f"{hbm / GIB:.3g} GB of GPU memory (rows.hbm_gb={hbm_gb:g}, at most nine tenths of the card)"
+            of_gpus = {"device": f"{card}, or rows.memory=auto", "uvm": host, "auto": f"{card}, {host}"}
+            caps = of_gpus[memory] if device.type == "cuda" else host
             raise UserError(
                 f"the tables do not fit {world_size} rank(s) as {sharding}, each with {caps}: use more ranks or hosts, "
                 "raise the cap to what the machines have, or choose another rows.sharding "

@@ -79,6 +79,7 @@ def load_or_learn(
             batch_size=batch_size(config),
             hbm_gb=config.rows.hbm_gb,
             ddr_gb=config.rows.ddr_gb,
+            memory=config.rows.memory,
             group=comm.group,
         )
         return EmbeddingStore(tables, comm, lambda local_rows, store: NoOptimizer())

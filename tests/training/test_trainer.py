@@ -100,7 +100,7 @@ def _saved_steps(rank: int, world_size: int, data: str, run: str) -> list[int]:
     """The steps that are saved if each look at the clock of the first rank is 10 s later, and others have none."""
     changes = {"checkpoint__every_seconds": 15, "training__epochs": 1, "training__test": False}
     trainer, saved = _trainer(data, Path(run), **changes), []
-    clock = itertools.count(0, 10) if rank == 0 else itertools.repeat(0)
+    clock = itertools.count(10, 10) if rank == 0 else itertools.repeat(0)
     save = trainer.store.save
 
     def noted(model: Any, strategy: Any, position: Any, *rest: Any) -> None:
