@@ -76,11 +76,13 @@ def _print_finding(title: str, good: bool, text: str) -> bool:
 def _device() -> str:
     import torch
 
+    from invdist.embeddings.kernels import native
+
     if torch.cuda.is_available():
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
         return f"cuda with nccl: {torch.cuda.device_count()} x {', '.join(sorted(names))}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"cpu with gloo: {cores} cores"
+    return f"cpu with gloo: {cores} cores, {native().said}"
 
 
 def _ray() -> str:

@@ -1,4 +1,7 @@
-"""Moves of table rows in memory: gather, store, and sums over rows that occur several times."""
+"""Moves of table rows in memory: gather, store, and sums over rows that occur several times.
+
+On the CPU by compiled kernels (kernels.py), elsewhere and without a compiler by torch operators with the same results.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
+
+from invdist.embeddings.kernels import Kernels, kernels
 
 
 def reads_are_free(device: torch.device) -> bool:
@@ -27,14 +32,40 @@ def zeros_beside(table: Tensor) -> Tensor:
     return torch.ops.fbgemm.new_managed_tensor(table, list(table.shape)).zero_()
 
 
+def kernels_for(values: Tensor) -> Kernels | None:
+    """The compiled kernels if they can be used with these values."""
+    return kernels() if values.dtype == torch.float32 and reads_are_free(values.device) else None
+
+
 def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
     """`table[rows]`: `[n, width]`.
 
-    On the CPU as bags of one row each: FBGEMM's kernel prefetches rows, and takes half the time of `index_select`.
+    Without kernels on the CPU as bags of one row each: FBGEMM prefetches rows, and takes half the time of
+    `index_select`.
     """
+    if (compiled := kernels_for(table)) is not None:
+        return compiled.gather(table, rows)
     if table.device.type != "cpu" or len(rows) == 0:
         return table.index_select(0, rows)
     return embedding_bag(rows, table, _counting(len(rows)), mode="sum")
+
+
+def add_rows(table: Tensor, rows: Tensor, values: Tensor, scale: float | Tensor) -> None:
+    """`table[rows] += scale * values` for distinct rows; nothing where the scale is 0."""
+    if not len(rows) or (isinstance(scale, float) and not scale):
+        return
+    compiled = kernels_for(table)
+    if compiled is not None and isinstance(scale, float):
+        compiled.add(table, rows, values, scale)
+    else:
+        store_rows(table, rows, moved(gather_rows(table, rows), values, scale))
+
+
+def moved(values: Tensor, step: Tensor, c: float | Tensor) -> Tensor:
+    """`values + c * step`. Nothing is added at 0: 0 * NaN is NaN, and a broken step must not break the pass."""
+    if isinstance(c, Tensor):
+        return torch.where(c == 0, values, torch.addcmul(values, step, c.to(values.dtype)))
+    return torch.add(values, step, alpha=c) if c else values
 
 
 def store_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -72,6 +103,8 @@ class UniqueRows:
     def of(cls, occurrences: Tensor, exact: bool | None = None) -> UniqueRows:
         """Sorts the rows once; sums over occurrences are then sums over segments. `exact`: the default on a CPU."""
         exact = reads_are_free(occurrences.device) if exact is None else exact
+        if exact and (compiled := kernels()) is not None and (found := compiled.unique(occurrences)) is not None:
+            return cls(*found)
         rows, order = torch.sort(occurrences, stable=True)
         if len(rows) == 0:
             return cls(rows, order, order)
@@ -100,17 +133,23 @@ class UniqueRows:
     @cached_property
     def inverse(self) -> Tensor:
         """The place of each occurrence among the distinct rows: `rows[inverse]` is the list it was made of."""
+        if self.count is None and (compiled := kernels()) is not None and self.order.device.type == "cpu":
+            return compiled.inverse(self.order, self.starts)
         sizes = torch.diff(self.starts, append=torch.full_like(self.starts[:1], len(self.order)))
         number = torch.arange(len(self.starts), device=self.starts.device)
         segment = torch.repeat_interleave(number, sizes, output_size=len(self.order))
         return torch.empty_like(self.order).index_copy_(0, self.order, segment)
 
-    def sum(self, occurrences: Tensor) -> Tensor:
-        """Sums `[occurrences, width]` by distinct row: `[rows, width]`."""
+    def sum(self, occurrences: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Sums `[occurrences, width]` by distinct row, times `scale` if given: `[rows, width]`."""
         if len(self.rows) == 0:
             return occurrences.new_zeros((0, occurrences.shape[1]))
+        if self.count is None and (compiled := kernels_for(occurrences)) is not None:
+            factor = 1.0 if scale is None else float(scale)
+            return compiled.sum(occurrences.contiguous(), self.order, self.starts, factor)
         sums = embedding_bag(self.order, occurrences, self.starts, mode="sum")
-        return sums if self.count is None else sums.index_select(0, self._repeat_last)
+        sums = sums if self.count is None else sums.index_select(0, self._repeat_last)
+        return sums if scale is None else sums.mul_(scale)
 
     def find(self, rows: Tensor) -> Tensor:
         """Index of each of `rows` among the distinct ones; `len(self.rows)` where it is missing."""
@@ -118,6 +157,13 @@ class UniqueRows:
             return torch.zeros_like(rows)
         at = torch.searchsorted(self.rows, rows).clamp_(max=len(self.rows) - 1)
         return torch.where(self.rows.index_select(0, at) == rows, at, len(self.rows))
+
+    def values_for(self, values: Tensor, wanted: UniqueRows) -> Tensor:
+        """The value (`[rows, width]`) of each occurrence of `wanted`: `[occurrences, width]`; zeros where none is."""
+        if self.count is None and wanted.count is None and (compiled := kernels_for(values)) is not None:
+            return compiled.lookup(self.rows, values, wanted.rows, wanted.order, wanted.starts)
+        padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
+        return gather_rows(padded, self.find(wanted.rows).index_select(0, wanted.inverse))
 
     def square_sum(self, values: Tensor) -> Tensor:
         """The sum of squares of `values` `[rows, width]`, each distinct row counted once."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from invdist.embeddings.row_moves import gather_rows, store_rows, zeros_beside
+from invdist.embeddings.row_moves import gather_rows, kernels_for, store_rows, zeros_beside
 
 _BLOCK_ROWS, _BLOCK_VALUES = 1024, 65536  # a block has at least so many rows, and more if they are narrow
 
@@ -74,6 +74,22 @@ class Adam(_Base):
 
     def update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1
+        if (compiled := kernels_for(local_rows)) is not None:
+            first, gradient = 0, gradient.contiguous()
+            for group in self.groups or [ColumnGroup(local_rows.shape[1], self.gamma, self.eps)]:
+                compiled.adamw(
+                    (local_rows, self.state["m"], self.state["v"]),
+                    rows,
+                    gradient,
+                    (first, group.columns),
+                    step=self.steps,
+                    gamma=group.gamma,
+                    betas=self.betas,
+                    eps=group.eps,
+                    weight_decay=self.weight_decay,
+                )
+                first += group.columns
+            return
         # What a block gathers is still in the cache when it is stored. 16k rows in blocks take a seventh to a quarter
         # less time than all at once at width 32, and half the time at 160.
         on_cpu = local_rows.device.type == "cpu"

@@ -18,7 +18,7 @@ from torch import Tensor
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.exchange import Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
-from invdist.embeddings.row_moves import UniqueRows, gather_rows, store_rows
+from invdist.embeddings.row_moves import UniqueRows, add_rows, gather_rows
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
 
@@ -97,39 +97,40 @@ class EmbeddingStore:
         return [self._whole(gather_rows(arrived, _present(route.joint_index))) for route in routes]
 
     @torch.no_grad()
-    def push(self, route: Route, gradient: Tensor) -> Callable[[], RowUpdate]:
+    def push(self, route: Route, gradient: Tensor) -> Callable[..., RowUpdate]:
         """Sends the gradient of one group's rows (`[2n, columns]`), summed by distinct row, to their owners.
 
-        Gives a function that waits for the gradients of this rank's rows and sums them by distinct row.
+        Gives a function that waits for the gradients of this rank's rows, sums them by distinct row, and
+        multiplies them by its argument if it gets one.
         """
-        pieces = gradient.reshape(-1, self.layout.width)
-        if route.asked is None:
-            return lambda: RowUpdate(route.unique, route.unique.sum(pieces))
-        summed = route.asked.sum(pieces)
-        if self.layout.replicated:
-            summed = summed.repeat(self.comm.size, 1)
-        pending = self.comm.all_to_all(summed, route.sent, route.received)
-        return lambda: RowUpdate(route.unique, route.unique.sum(pending.wait()))
+        pieces, pending = gradient.reshape(-1, self.layout.width), None
+        if route.asked is not None:
+            summed = route.asked.sum(pieces)
+            if self.layout.replicated:
+                summed = summed.repeat(self.comm.size, 1)
+            pending = self.comm.all_to_all(summed, route.sent, route.received)
+
+        def arrive(scale: Tensor | None = None) -> RowUpdate:
+            return RowUpdate(route.unique, route.unique.sum(pieces if pending is None else pending.wait(), scale))
+
+        return arrive
 
     @torch.no_grad()
     def lookup_delta(self, route: Route, update: RowUpdate) -> Tensor:
         """What `update` would add to the rows of a group: `[2n, columns]`, zero where it touches nothing."""
-        padded = torch.cat([update.values, update.values.new_zeros((1, self.layout.width))])
         if route.held is not None:
-            return self._whole(gather_rows(padded, update.unique.find(route.held)))
-        deltas = gather_rows(padded, update.unique.find(route.requested))
+            own = route.unique if route.asked is None else route.asked
+            return self._whole(update.unique.values_for(update.values, own))
+        deltas = update.unique.values_for(update.values, route.unique)
         arrived = self.comm.all_to_all(deltas, route.received, route.sent).wait()
         return self._whole(gather_rows(arrived, route.answer_index))
 
     @torch.no_grad()
     def add(self, update: RowUpdate, scale: float | Tensor) -> None:
         """Adds `scale * update` to the rows it touches; nothing where the scale is 0."""
-        if isinstance(scale, float) and not scale:
-            return
-        rows = update.unique.rows
-        self._note_changed(rows)
-        if len(rows):
-            store_rows(self.local_rows, rows, moved(gather_rows(self.local_rows, rows), update.values, scale))
+        if not isinstance(scale, float) or scale:
+            self._note_changed(update.unique.rows)
+        add_rows(self.local_rows, update.unique.rows, update.values, scale)
 
     @torch.no_grad()
     def step(self, gradient: RowUpdate) -> None:
@@ -178,13 +179,6 @@ class EmbeddingStore:
     def _whole(self, pieces: Tensor) -> Tensor:
         """Whole rows from their pieces, which are side by side."""
         return pieces.view(-1, self.columns)
-
-
-def moved(values: Tensor, step: Tensor, c: float | Tensor) -> Tensor:
-    """`values + c * step`. Nothing is added at 0: 0 * NaN is NaN, and a broken step must not break the pass."""
-    if isinstance(c, Tensor):
-        return torch.where(c == 0, values, torch.addcmul(values, step, c.to(values.dtype)))
-    return torch.add(values, step, alpha=c) if c else values
 
 
 def _present(index: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange
-from invdist.embeddings.store import moved
+from invdist.embeddings.row_moves import moved
 from invdist.learning.losses import inverse_dual_loss, log_loss
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Batch, Record, TrainingDiverged

@@ -6,6 +6,8 @@ docs/backbones.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
@@ -22,6 +24,19 @@ class Backbone(nn.Module):
     """Whether part of the computation concerns the user alone or the item alone. Then
     `combine(user_part(user), item_part(item))` equals `self(user, item)`, and code that scores many pairs of the same
     rows computes each part once."""
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """Logits of rows `[2n, columns]`, users first. What may be replaced by a faster way to the same numbers."""
+        return self(*rows.chunk(2))
+
+    def candidate_logits(
+        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, candidates: Sequence[float]
+    ) -> Tensor | None:
+        """Logits `[candidates, n]` at rows + c * deltas and dense + c * step, without dropout; None: try one by one.
+
+        `dense` has all parameters in one vector, in their order, and `step` likewise.
+        """
+        return None
 
     def penalty(self, user: Tensor, item: Tensor) -> Tensor | None:
         """What is added to the loss of each labeled pair to keep its rows small: `[n]`; None: nothing."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -43,14 +42,14 @@ class FlatAdamW(torch.optim.AdamW):
         """One step of the vector of all parameters by its gradient."""
         group: dict[str, Any] = self.param_groups[0]
         beta1, beta2 = group["betas"]
-        adamw(
+        self._step += 1
+        torch._fused_adamw_(
             [flat],
             [gradient],
             [self._moments[0]],
             [self._moments[1]],
             [],
-            [self._step],  # counted up inside
-            fused=True,
+            [self._step],
             amsgrad=False,
             maximize=False,
             lr=group["lr"],

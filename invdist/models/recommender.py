@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange, Pairs, Route
-from invdist.embeddings.store import EmbeddingStore, RowUpdate, moved
+from invdist.embeddings.row_moves import moved
+from invdist.embeddings.store import EmbeddingStore, RowUpdate
 from invdist.models.backbone import Backbone
 from invdist.models.flat import FlatAdamW, flatten, views
 
@@ -70,9 +71,8 @@ class Recommender:
         The route carries the frozen columns of the same rows (`Route.features`), if the model has any.
         `exact`: computed in float32 also where training is in bf16.
         """
-        user, item = _whole_rows(rows, route).chunk(2)
         with contextlib.nullcontext() if exact else self._autocast():
-            return self.backbone(user, item).float()
+            return self.backbone.of_rows(_whole_rows(rows, route)).float()
 
     def penalty(self, rows: Tensor, route: Route, pairs: int) -> Tensor | None:
         """The sum of the backbone's penalty over the first `pairs` pairs of a group; None if it has none."""
@@ -92,12 +92,12 @@ class Recommender:
         """
         total = loss_sum if penalty is None else loss_sum + penalty
         row_gradient, *dense_gradient = torch.autograd.grad(total, [rows, *self._dense])
-        totals = torch.stack([loss_sum.detach(), torch.full_like(loss_sum, count)]).float()
-        reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), totals]))
+        totals = (loss_sum.detach().float().view(1), self._flat.new_full((1,), count))
+        reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), *totals]))
         arriving = self.rows.push(route, row_gradient)
         reduced = reducing.wait()
-        scale = 1 / reduced[-1].clamp(min=1e-12)
-        return Update(arriving().map(scale.mul), reduced[:-2] * scale), reduced[-2] * scale
+        reduced[:-1] *= (scale := 1 / reduced[-1].clamp(min=1e-12))
+        return Update(arriving(scale), reduced[:-2]), reduced[-2]
 
     @torch.no_grad()
     def candidate_logits(
@@ -105,9 +105,13 @@ class Recommender:
     ) -> Tensor:
         """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
 
-        Always in float32: candidates differ by less than bf16 can tell. Dense weights take the value of each candidate
-        in turn, which works with any backbone; afterwards they are what they were.
+        Always in float32: candidates differ by less than bf16 can tell. A backbone may know a way to try all at once.
+        Otherwise dense weights take the value of each candidate in turn; afterwards they are what they were.
         """
+        if route.features is None:
+            found = self.backbone.candidate_logits(rows, deltas, self._flat, step.dense, candidates)
+            if found is not None:
+                return found
         theta, logits = self._flat.clone(), []
         with self.evaluating():
             for c in candidates:

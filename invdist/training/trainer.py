@@ -21,6 +21,7 @@ from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.stream.batches import Stream, StreamSpec
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.kernels import native
 from invdist.embeddings.row_moves import reads_are_free
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
@@ -159,7 +160,7 @@ class Trainer:
             ],
             plan_stats=self.model.rows.plan_stats,
             dataset=self.dataset.summary,
-            environment=environment(),
+            environment={**environment(), "rows": native().said},
             rows_per_epoch=self._rows_per_epoch(),
             epochs=self.config.training.epochs,
         )

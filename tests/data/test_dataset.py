@@ -46,7 +46,7 @@ def test_opened_from_a_bucket_here_and_on_ray(tiny: Path, s3_bucket: str, ray_cl
     assert ray.get(on_ray.remote()).equals(local.read("valid"))
     with Folder.at(where).create("dataset.json") as file:
         file.write(b"{")
-    with pytest.raises(UserError, match="s3://tests/opened/tiny/dataset.json is not JSON"):
+    with pytest.raises(UserError, match=r"s3://tests/opened/tiny/dataset\.json is not JSON"):
         Dataset.open(where)
     with pytest.raises(UserError, match="is not a prepared data set"):
         Dataset.open(f"{s3_bucket}/opened/nothing")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from invdist.config.registry import BACKBONES
+from invdist.embeddings.row_moves import kernels_for
 from invdist.models.backbone import BIAS_COLUMNS, Backbone, init_linear
 
 
@@ -23,3 +28,44 @@ class GMF(Backbone):
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         logit = self.output(user[..., : self.dim] * item[..., : self.dim]).squeeze(-1)
         return logit + user[..., self.dim] + item[..., self.dim] if self.bias else logit
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        # Autocast takes the linear output, and so the usual way.
+        if kernels_for(rows) is None or torch.is_autocast_enabled(rows.device.type):
+            return super().of_rows(rows)
+        return _Logits.apply(rows, self.output.weight, self.output.bias, self.bias)
+
+    def candidate_logits(
+        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, candidates: Sequence[float]
+    ) -> Tensor | None:
+        """As in `Backbone`. The logit is a product of three sums with c, so a polynomial of degree 3 in c: its
+        coefficients are found once for all candidates.
+        """
+        compiled = kernels_for(rows)
+        if compiled is None:
+            return None
+        return compiled.gmf_candidates(rows, deltas, dense, step, self.bias, torch.tensor(candidates))
+
+
+class _Logits(torch.autograd.Function):
+    """The logits of rows u (user) and v (item) as one kernel, and their gradient as another.
+
+    s = w . (u * v) + b,    ds/du = w * v,    ds/dv = w * u,    ds/dw = u * v,    ds/db = 1,
+    and 1 for the bias columns of both rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, row_bias: bool) -> Tensor:
+        compiled = kernels_for(rows)
+        assert compiled is not None
+        ctx.save_for_backward(rows, weight)
+        ctx.row_bias = row_bias
+        return compiled.gmf_logits(rows.contiguous(), weight, float(bias), row_bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        rows, weight = ctx.saved_tensors
+        compiled = kernels_for(rows)
+        assert compiled is not None
+        of_rows, dense = compiled.gmf_gradient(rows.contiguous(), weight, ctx.row_bias, gradients[0].contiguous())
+        return of_rows, dense[:-1].view_as(weight), dense[-1:], None

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -263,4 +264,5 @@ def test_readers_are_where_they_are_told_or_elsewhere_if_that_is_lost(tiny: Path
     spec = spec_of(tiny, batch_size=256)
     for nodes in ([here], ["0" * len(here)]):
         readers = ray_readers(spec, 2, nodes)
-        assert len(ray.get(readers[1].part.remote(0, 0, 0, 1), timeout=60)["user"]) > 0
+        part: Any = ray.get(readers[1].part.remote(0, 0, 0, 1), timeout=60)
+        assert len(part["user"]) > 0

@@ -1,0 +1,173 @@
+"""The compiled kernels of table rows (kernels.c), called with tensors. Results are those of the torch operators."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from invdist.runtime.native import Native, compiled
+
+SOURCE = Path(__file__).with_name("kernels.c")
+_POINTER, _INT, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
+
+
+class Kernels:
+    """Rows are float32, indices int64, everything contiguous and on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        def function(name: str, *arguments: Any, gives: Any = _INT) -> Any:
+            found = getattr(library, name)
+            found.argtypes, found.restype = arguments, gives
+            return found
+
+        p, i = _POINTER, _INT
+        self._unique = function("unique_rows", p, i, p, p, p, p)
+        self._inverse = function("inverse", p, p, i, i, p, gives=None)
+        self._gather = function("gather", p, i, i, p, i, p)
+        self._sum = function("sum_segments", p, i, p, p, i, i, _FLOAT, p, gives=None)
+        self._add = function("add_rows", p, i, i, p, i, p, _FLOAT)
+        self._lookup = function("lookup", p, i, p, i, p, p, p, i, i, p, gives=None)
+        self._adamw = function("adamw", p, p, p, i, i, p, i, p, i, i, *[_DOUBLE] * 6)
+        self._gmf_logits = function("gmf_logits", p, p, i, i, i, i, p, _FLOAT, p, gives=None)
+        self._gmf_gradient = function("gmf_gradient", p, p, i, i, i, i, p, p, p, p, gives=None)
+        self._gmf_candidates = function(
+            "gmf_candidates", p, p, p, p, i, i, i, i, p, p, _FLOAT, _FLOAT, p, i, p, gives=None
+        )
+
+    def unique(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Distinct keys ascending, occurrences sorted by key, and where each distinct key starts among them.
+
+        None if the keys are too large for it.
+        """
+        n = len(keys)
+        space = torch.empty(5 * n, dtype=torch.int64)
+        at = space.data_ptr()
+        count = self._unique(keys.contiguous().data_ptr(), n, at, at + 8 * n, at + 16 * n, at + 24 * n)
+        return None if count < 0 else (space[:count], space[n : 2 * n], space[2 * n : 2 * n + count])
+
+    def inverse(self, order: Tensor, starts: Tensor) -> Tensor:
+        """The place of each occurrence among the distinct keys."""
+        out = torch.empty_like(order)
+        self._inverse(order.data_ptr(), starts.data_ptr(), len(starts), len(order), out.data_ptr())
+        return out
+
+    def gather(self, table: Tensor, index: Tensor) -> Tensor:
+        """`table[index]`."""
+        rows, width = table.shape
+        out = table.new_empty((len(index), width))
+        index = index.contiguous()
+        _check(self._gather(table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr()), index, rows)
+        return out
+
+    def sum(self, values: Tensor, order: Tensor, starts: Tensor, scale: float = 1.0) -> Tensor:
+        """`scale` times the sums of values `[occurrences, width]` by distinct row."""
+        width = values.shape[1]
+        out = values.new_empty((len(starts), width))
+        self._sum(
+            values.data_ptr(),
+            width,
+            order.data_ptr(),
+            starts.data_ptr(),
+            len(starts),
+            len(order),
+            scale,
+            out.data_ptr(),
+        )
+        return out
+
+    def add(self, table: Tensor, index: Tensor, values: Tensor, scale: float) -> None:
+        """`table[index] += scale * values` for distinct indices."""
+        rows, width = table.shape
+        _check(
+            self._add(table.data_ptr(), rows, width, index.data_ptr(), len(index), values.data_ptr(), scale),
+            index,
+            rows,
+        )
+
+    def lookup(self, given: Tensor, values: Tensor, wanted: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+        """Each occurrence of the distinct rows `wanted` gets the value of that row among `given`, or zeros."""
+        width = values.shape[1]
+        out = values.new_empty((len(order), width))
+        self._lookup(
+            given.data_ptr(),
+            len(given),
+            values.data_ptr(),
+            width,
+            wanted.data_ptr(),
+            order.data_ptr(),
+            starts.data_ptr(),
+            len(starts),
+            len(order),
+            out.data_ptr(),
+        )
+        return out
+
+    def adamw(
+        self,
+        tables: tuple[Tensor, Tensor, Tensor],
+        index: Tensor,
+        gradient: Tensor,
+        columns: tuple[int, int],
+        *,
+        step: int,
+        gamma: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        """One step of AdamW, the `step`-th, of some columns (first, number) of distinct rows of (values, m, v)."""
+        rows, width = tables[0].shape
+        values, m, v = (table.data_ptr() for table in tables)
+        place = (values, m, v, rows, width, index.data_ptr(), len(index), gradient.data_ptr(), *columns)
+        _check(self._adamw(*place, step, gamma, *betas, eps, weight_decay), index, rows)
+
+    def gmf_logits(self, rows: Tensor, weight: Tensor, bias: float, row_bias: bool) -> Tensor:
+        """`weight . (user * item) + bias` of rows `[2n, width]`, users first; `row_bias`: see `GMF`."""
+        n, width = len(rows) // 2, rows.shape[1]
+        out, user = rows.new_empty(n), rows.data_ptr()
+        place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias)
+        self._gmf_logits(*place, weight.data_ptr(), bias, out.data_ptr())
+        return out
+
+    def gmf_gradient(self, rows: Tensor, weight: Tensor, row_bias: bool, logit: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the rows `[2n, width]` and of (weight, bias) from that of the logits `[n]`."""
+        n, width = len(rows) // 2, rows.shape[1]
+        out, dense, user = torch.empty_like(rows), weight.new_empty(weight.numel() + 1), rows.data_ptr()
+        place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias, weight.data_ptr())
+        self._gmf_gradient(*place, logit.data_ptr(), out.data_ptr(), dense.data_ptr())
+        return out, dense
+
+    def gmf_candidates(
+        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, row_bias: bool, candidates: Tensor
+    ) -> Tensor:
+        """Logits `[candidates, n]` at every `theta + c * step`; `dense` is (weight, bias) and `step` what is added."""
+        n, width, k = len(rows) // 2, rows.shape[1], len(dense) - 1
+        out, half = rows.new_empty((len(candidates), n)), 4 * n * width
+        user, delta = rows.data_ptr(), deltas.data_ptr()
+        place = (user, user + half, delta, delta + half, n, width, k, row_bias, dense.data_ptr(), step.data_ptr())
+        self._gmf_candidates(
+            *place, float(dense[k]), float(step[k]), candidates.data_ptr(), len(candidates), out.data_ptr()
+        )
+        return out
+
+
+def _check(wrong: int, index: Tensor, rows: int) -> None:
+    if wrong != -1:
+        raise IndexError(f"row {int(index[wrong])} of a table with {rows} local rows")
+
+
+def native() -> Native:
+    """The compiled library, or why there is none."""
+    return compiled(SOURCE)
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The compiled kernels; None where there are none, and torch operators do the same."""
+    library = native().library
+    return None if library is None else Kernels(library)

@@ -1,0 +1,79 @@
+"""Compiles a C file of this package for this processor on first use, and keeps the result for later processes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SWITCH = "INVDIST_KERNELS"
+"""The environment variable that turns compiled code off: `INVDIST_KERNELS=torch`."""
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+_BUILD_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A compiled library, or why there is none."""
+
+    library: ctypes.CDLL | None
+    said: str
+    """What was done, for people: one line."""
+
+
+@cache
+def compiled(source: Path) -> Native:
+    """The library of a C file. Never raises: what it does must also be possible, if slower, without it."""
+    if os.environ.get(SWITCH, "auto") == "torch":
+        return Native(None, f"torch operators: {SWITCH}=torch")
+    if platform.machine() != "x86_64":
+        return Native(None, f"torch operators: compiled kernels are for x86-64, this is {platform.machine()}")
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return Native(None, "torch operators, which are slower: no C compiler was found (cc, gcc or clang)")
+    try:
+        library = _cache_folder() / f"{source.stem}-{_key(source, compiler)}.so"
+        if library.exists():
+            return Native(ctypes.CDLL(str(library)), f"compiled kernels ({library})")
+        started = time.perf_counter()
+        _compile(source, compiler, library)
+        seconds = time.perf_counter() - started
+        return Native(ctypes.CDLL(str(library)), f"compiled kernels, built in {seconds:.1f} s ({library})")
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        return Native(None, f"torch operators, which are slower: {compiler} failed ({reason[-1] if reason else error})")
+
+
+def _compile(source: Path, compiler: str, library: Path) -> None:
+    """Processes that start together may all compile; each puts a whole file in place."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = Path(folder) / library.name
+        command = [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(built), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_S)
+        os.replace(built, library)
+
+
+def _cache_folder() -> Path:
+    """A folder of this user alone: what is in it is run."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "invdist"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+        raise OSError(f"{folder} can be written by other users")
+    return folder
+
+
+def _key(source: Path, compiler: str) -> str:
+    """Differs wherever the library would: home folders are shared by machines with other processors."""
+    flags = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "model name"))
+    ]
+    said = [source.read_text(), compiler, *_FLAGS, *flags[:2]]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]

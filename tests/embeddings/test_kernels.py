@@ -1,0 +1,118 @@
+"""The compiled kernels against the torch operators that do the same, and what happens where there are none."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from invdist.embeddings import row_moves
+from invdist.embeddings.kernels import SOURCE, kernels
+from invdist.embeddings.row_moves import UniqueRows, add_rows, gather_rows
+from invdist.embeddings.row_optimizers import Adam, ColumnGroup
+from invdist.runtime.native import compiled
+
+ROWS = 5000
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    if kernels() is None:
+        pytest.skip("no C compiler here")
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch):
+    """Calls a function with torch operators alone."""
+
+    def call(function, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(row_moves, "kernels", lambda: None)
+            return function(*arguments)
+
+    return call
+
+
+def _lists() -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(0)
+    few = [torch.tensor(values, dtype=torch.int64) for values in ([], [7], [3, 3, 3], [5, 2, 5, 0, 2])]
+    return [*few, *(torch.randint(high, (3000,), generator=source) for high in (1, 40, ROWS, 1 << 45))]
+
+
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("width", [4, 20, 160])
+def test_row_moves_give_the_same_bits(without, number: int, width: int) -> None:
+    occurrences = _lists()[number]
+    expected, found = without(UniqueRows.of, occurrences), UniqueRows.of(occurrences)
+    for name in ("rows", "order", "starts"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    assert torch.equal(found.inverse, without(lambda: expected.inverse))
+    values, scale = torch.randn(len(occurrences), width), torch.tensor(0.37)
+    sums = found.sum(values, scale)
+    assert torch.equal(sums, without(expected.sum, values, scale))
+    wanted = UniqueRows.of(occurrences[::3] + 1)
+    assert torch.equal(found.values_for(sums, wanted), without(expected.values_for, sums, wanted))
+    if number < 7:
+        table = torch.randn(ROWS, width)
+        assert torch.equal(gather_rows(table, occurrences), table[occurrences])
+        one, other = table.clone(), table.clone()
+        add_rows(one, found.rows, sums, -0.3)
+        without(add_rows, other, found.rows, sums, -0.3)
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("groups", [(), (ColumnGroup(12, 0.001, 1e-8), ColumnGroup(8, 0.03, 1 / 64))])
+def test_adam_gives_the_same_rows(without, groups: tuple) -> None:
+    """To the bit, except that torch's kernel takes another way for the last few values of a list."""
+    ends = []
+    for call in (without, lambda function, *arguments: function(*arguments)):
+        torch.manual_seed(1)
+        table = torch.randn(ROWS, 20)
+        options = {"gamma": 0.01, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6}
+        optimizer = Adam(table, groups=groups, **options)
+        for size in (ROWS, 2500, 0, 7):
+            call(optimizer.update, table, torch.randperm(ROWS)[:size].sort().values, torch.randn(size, 20))
+        ends.append([table, *optimizer.state.values()])
+    for one, other in zip(*ends, strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-9)
+        assert (one != other).sum() < 64
+
+
+def test_a_row_that_is_not_there_is_an_error() -> None:
+    table = torch.zeros(5, 4)
+    for row in (-1, 5):
+        with pytest.raises(IndexError, match=f"row {row} of a table with 5"):
+            gather_rows(table, torch.tensor([0, row]))
+        with pytest.raises(IndexError, match=f"row {row} of"):
+            add_rows(table, torch.tensor([row]), torch.zeros(1, 4), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"INVDIST_KERNELS": "torch"}, "torch operators: INVDIST_KERNELS=torch"),
+        ({"CC": "/no/such/compiler"}, "/no/such/compiler failed"),
+        ({"CC": "false"}, "false failed"),
+        ({}, "built in"),
+    ],
+)
+def test_without_a_compiler_torch_operators_are_used(
+    environment: dict[str, str], said: str, tmp_path, monkeypatch
+) -> None:
+    source = tmp_path / "kernels.c"
+    shutil.copy(SOURCE, source)  # results are kept by source
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert said in compiled(source).said
+    assert (compiled(source).library is None) == ("torch operators" in compiled(source).said)
+
+
+def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "invdist").mkdir()
+    (tmp_path / "invdist").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "kernels.c"
+    shutil.copy(SOURCE, source)
+    assert "can be written by other users" in compiled(source).said

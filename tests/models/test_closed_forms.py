@@ -1,0 +1,74 @@
+"""What backbones compute by hand against autograd on the plain forward pass, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from invdist.config.registry import BACKBONES
+from invdist.models.backbone import Backbone
+from invdist.models.flat import flatten
+
+CANDIDATES = [-3.0, -1.0, -0.3, 0.0, 1.0]
+
+
+def _backbone(model: str, dim: int, bias: bool) -> tuple[Backbone, Tensor]:
+    torch.manual_seed(0)
+    backbone = BACKBONES.get(model)(dim=dim, bias=bias)
+    for parameter in backbone.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return backbone, flatten(list(backbone.parameters()))
+
+
+def _reference(model: str, dim: int, bias: bool, dense: Tensor) -> Backbone:
+    """The same model in float64, which knows no closed form."""
+    backbone = BACKBONES.get(model)(dim=dim, bias=bias).double()
+    flatten(list(backbone.parameters())).copy_(dense)
+    return backbone
+
+
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+@pytest.mark.parametrize(("dim", "bias", "pairs"), [(4, False, 1), (20, True, 300), (32, False, 257), (32, True, 0)])
+def test_logits_and_gradients_are_those_of_autograd(model: str, dim: int, bias: bool, pairs: int) -> None:
+    backbone, dense = _backbone(model, dim, bias)
+    rows = torch.randn(2 * pairs, backbone.columns, requires_grad=True)
+    weights = torch.randn(pairs)
+    logits = backbone.of_rows(rows)
+    found = torch.autograd.grad((logits * weights).sum(), [rows, *backbone.parameters()])
+    reference = _reference(model, dim, bias, dense)
+    exact = rows.detach().double().requires_grad_()
+    expected = reference(*exact.chunk(2))
+    assert torch.allclose(logits.double(), expected, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad((expected * weights).sum(), [exact, *reference.parameters()])
+    for one, other in zip(found, gradients, strict=True):
+        assert one.shape == other.shape
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max() if pairs else not other.any()
+
+
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+@pytest.mark.parametrize(("dim", "bias", "touched"), [(4, False, 1.0), (20, True, 0.1), (32, False, 0.0)])
+def test_candidates_are_those_of_one_forward_pass_each(model: str, dim: int, bias: bool, touched: float) -> None:
+    backbone, dense = _backbone(model, dim, bias)
+    rows = torch.randn(400, backbone.columns)
+    deltas = torch.randn_like(rows) * 0.1 * (torch.rand(400, 1) < touched)
+    step = torch.randn_like(dense) * 0.1
+    found = backbone.candidate_logits(rows, deltas, dense, step, CANDIDATES)
+    if found is None:
+        pytest.skip("tried one by one")
+    for c, logits in zip(CANDIDATES, found, strict=True):
+        reference = _reference(model, dim, bias, dense.double() + c * step.double())
+        expected = reference(*(rows.double() + c * deltas.double()).chunk(2))
+        assert torch.allclose(logits.double(), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_a_step_that_is_not_finite_leaves_the_pass_as_it_is(model: str) -> None:
+    backbone, dense = _backbone(model, 8, False)
+    rows = torch.randn(20, backbone.columns)
+    broken = torch.full_like(rows, torch.nan), torch.full_like(dense, torch.inf)
+    found = backbone.candidate_logits(rows, broken[0], dense, broken[1], CANDIDATES)
+    if found is None:
+        pytest.skip("tried one by one")
+    assert torch.allclose(found[3], backbone.of_rows(rows), atol=1e-5)
+    assert not found[[0, 1, 2, 4]].isfinite().any()
