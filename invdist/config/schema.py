@@ -64,6 +64,9 @@ class RowsConfig(Section):
     memory: Literal["device", "uvm", "auto"] = "device"
     """Where tables and their optimizer state are on GPUs. `uvm`: unified memory, the host's, read over the bus;
     `auto`: that only if they do not fit the GPUs. Not run on a GPU yet (docs/gpu.md). No effect on a CPU."""
+    placement: Literal["in_order", "hashed"] = "in_order"
+    """Which worker has which row of a row-wise table: consecutive ids together, or spread, so that popular items, whose
+    ids are often close, do not share a worker. The result is the same."""
     init_std: Positive = 0.01
     """Standard deviation of new embeddings."""
     bias: bool = False

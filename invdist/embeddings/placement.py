@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -176,6 +177,17 @@ def _place(
         except PlannerError as error:
             raise DoesNotFit from error
     return Placement(plan, report.values, "uvm" if kernel == _KERNELS["uvm"] else "device")
+
+
+def spread_multiplier(rows: int) -> int:
+    """The `m` that makes `id * m % rows` spread consecutive ids evenly: coprime to `rows`, next to its golden section.
+
+    So no two ids share a place, whatever range of ids is popular, and its inverse is another multiplication.
+    """
+    multiplier = max(1, round(rows * (math.sqrt(5) - 1) / 2))
+    while math.gcd(multiplier, rows) > 1:
+        multiplier -= 1
+    return multiplier
 
 
 def column_width(columns: int, world_size: int) -> int:

@@ -70,10 +70,18 @@ class EmbeddingStore:
                 if shard.table != table.name:
                     continue
                 first, end = shard.row, shard.row + shard.rows
-                for block in range(first // _INIT_BLOCK, -(-end // _INIT_BLOCK)):
+                multiplier = self.layout.multipliers.get(table.name, 1)
+                blocks = range(first // _INIT_BLOCK, -(-end // _INIT_BLOCK))
+                for block in blocks if multiplier == 1 else range(-(-table.rows // _INIT_BLOCK)):
                     low, high = block * _INIT_BLOCK, min((block + 1) * _INIT_BLOCK, table.rows)
                     source = torch.Generator().manual_seed(_mix(seed, number, block))
                     drawn = torch.empty(high - low, table.columns).normal_(0.0, std, generator=source)
+                    if multiplier != 1:  # a whole row each: such tables are not cut by columns
+                        place = torch.arange(low, high) * multiplier % table.rows
+                        mine = (place >= first) & (place < end)
+                        target = (place[mine] - first + shard.base).to(self.local_rows.device)
+                        self.local_rows[target] = drawn[mine].to(self.local_rows.device)
+                        continue
                     a, b = max(first, low), min(end, high)
                     cut = drawn[a - low : b - low, shard.column : shard.column + shard.columns]
                     self.local_rows[shard.base + a - first : shard.base + b - first].copy_(cut)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from invdist.embeddings.placement import (
     place_tables,
     quiet_torchrec,
     sharders,
+    spread_multiplier,
 )
 from invdist.embeddings.torchrec_internals import place_on_devices, shard_weights, sharding_types
 from invdist.runtime.errors import UserError
@@ -35,7 +36,10 @@ from invdist.runtime.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rectangle of a table on one rank, and its first local row there (`base`)."""
+    """A rectangle of a table on one rank, and its first local row there (`base`).
+
+    Rows are counted by place: see `Layout.multipliers`.
+    """
 
     table: str
     rank: int
@@ -56,6 +60,8 @@ class Layout:
     """The sharding type of each table."""
     width: int
     """Columns of a local row: those of a table, or of one column shard."""
+    multipliers: dict[str, int] = field(default_factory=dict)
+    """Of tables with hashed placement: row `id` of a table of n rows has the place `id * multiplier % n`."""
 
     @property
     def replicated(self) -> bool:
@@ -64,6 +70,8 @@ class Layout:
 
     def places_rows_like(self, other: Layout) -> bool:
         """Whether every row has the same owner and the same local row in both, whatever their columns."""
+        if self.multipliers != other.multipliers:
+            return False
         places = [
             {(s.table, s.rank, s.row, s.rows, s.base) for s in layout.shards} if layout.whole_rows else None
             for layout in (self, other)
@@ -106,6 +114,7 @@ def shard_tables(
     taken: int = 0,
     host_taken: int = 0,
     memory: Memory = "device",
+    hashed: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedTables:
     """Plans and allocates `tables` over the ranks of `group`.
@@ -114,7 +123,7 @@ def shard_tables(
     one host: ranks get what `memory_caps` gives the rank that has least, where `taken` bytes (of unified memory:
     `host_taken`) are in use by other tables. It must hold `copies` times the rows: the rows and their optimizer state.
     A plan that does not fit is a `UserError`. With `memory` `uvm` or `auto` the tables may be in unified memory,
-    within `ddr_gb`.
+    within `ddr_gb`. `hashed` row-wise tables have popular ids on different ranks.
     """
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.planner import Topology
@@ -170,6 +179,9 @@ def shard_tables(
             init_data_parallel=False,
         )
     layout, local_rows = _read_layout(tables, model.module, dist.get_rank(group), world_size)
+    if hashed and world_size > 1:
+        cut = [table for table in tables if layout.sharding[table.name] == "row_wise"]
+        layout = replace(layout, multipliers={table.name: spread_multiplier(table.rows) for table in cut})
     return ShardedTables(layout, local_rows.to(device), stats)
 
 

@@ -78,6 +78,7 @@ def build_recommender(
         copies={"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer],
         **_in_use(vectors),
         memory=spec.memory,
+        hashed=spec.placement == "hashed",
         group=comm.group,
     )
     rows = EmbeddingStore(tables, comm, lambda local_rows, rows: _row_optimizer(spec, backbone, local_rows, rows))

@@ -120,6 +120,8 @@ class TensorEntry(_Entry):
     shape: Annotated[tuple[Size, ...], Field(max_length=8)]
     parts: tuple[Part, ...]
     changed: tuple[ChangedRows, ...] | None = None
+    multiplier: Annotated[int, Ge(1), Le(1 << 48)] = 1
+    """Row `id` of the tensor is stored as row `id * multiplier % rows` (`Layout.multipliers`)."""
 
     @property
     def rows(self) -> int:
@@ -140,6 +142,8 @@ class TensorEntry(_Entry):
     @model_validator(mode="after")
     def _check_cover(self) -> Self:
         """The parts are stripes of columns, each cut into rows, without a gap or an overlap."""
+        if self.multiplier > 1 and (self.rows * self.multiplier > 1 << 62 or math.gcd(self.multiplier, self.rows) > 1):
+            raise ValueError(f"rows of shape {list(self.shape)} cannot be spread by {self.multiplier}")
         if self.changed is not None:
             inside = all(c.rows <= self.rows and c.column + c.columns <= self.columns for c in self.changed)
             if self.parts or not inside:
@@ -216,7 +220,8 @@ class Manifest(_Entry):
 
 def dump(content: Mapping[str, Any]) -> bytes:
     """The JSON of a manifest with the fields of `Manifest` as plain data."""
-    version = DELTA_VERSION if content.get("base") else VERSION
+    spread = any("multiplier" in tensor for tensor in content["tensors"].values())
+    version = DELTA_VERSION if content.get("base") or spread else VERSION
     return json.dumps({"format": _FORMAT, "version": version, **content}, separators=(",", ":")).encode()
 
 

@@ -87,11 +87,47 @@ class CheckpointInfo:
         self.read_into(name, whole.view(entry.rows, entry.columns))
         return whole
 
-    def read_into(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+    def read_into(self, name: str, target: Tensor, row: int = 0, column: int = 0, multiplier: int = 1) -> None:
         """Fills `target` (`[rows, columns]`, any device) with the rectangle of a tensor that starts at `row`, `column`.
 
-        Only the files that hold some of it are read.
+        Only the files that hold some of it are read. Rows are counted by id, or by place with the `multiplier` of a
+        layout; where the checkpoint was saved with another one, all files of the tensor are read.
         """
+        entry = self.manifest.tensors[name]
+        if entry.multiplier == multiplier:
+            self._read_stored(name, target, row, column)
+            return
+        back = pow(multiplier, -1, entry.rows) if entry.rows > 1 else 1
+        ids = torch.arange(row, row + target.shape[0]) * back % max(1, entry.rows)
+        self._gather_stored(name, target, ids * entry.multiplier % max(1, entry.rows), column)
+
+    def _gather_stored(self, name: str, target: Tensor, places: Tensor, column: int) -> None:
+        """Fills `target` with the stored rows `places`."""
+        right, entry = column + target.shape[1], self.manifest.tensors[name]
+
+        def fill(part: Part | ChangedRows) -> None:
+            c, d = max(column, part.column), min(right, part.column + part.columns)
+            if c >= d:
+                return
+            if isinstance(part, Part):
+                wanted = ((places >= part.row) & (places < part.row + part.rows)).nonzero().view(-1)
+                at = places[wanted] - part.row
+            else:
+                index = self._index(name, part)
+                at = torch.searchsorted(index, places).clamp_(max=max(0, len(index) - 1))
+                wanted = (index[at] == places).nonzero().view(-1) if len(index) else at[:0]
+                at = at[wanted]
+            source = self._part(name, part)[:, c - part.column : d - part.column].index_select(0, at)
+            target[:, c - column : d - column].index_copy_(0, wanted.to(target.device), source.to(target.device))
+
+        if entry.changed is not None:
+            assert self.base is not None, "opened without its base"
+            self.base._gather_stored(name, target, places, column)
+            _in_threads(fill, entry.changed)
+        _in_threads(fill, entry.parts)
+
+    def _read_stored(self, name: str, target: Tensor, row: int, column: int) -> None:
+        """Fills `target` with a rectangle of a tensor as it is stored."""
         bottom, right = row + target.shape[0], column + target.shape[1]
         entry = self.manifest.tensors[name]
 
@@ -115,7 +151,7 @@ class CheckpointInfo:
 
         if entry.changed is not None:
             assert self.base is not None, "opened without its base"
-            self.base.read_into(name, target, row, column)
+            self.base._read_stored(name, target, row, column)
             _in_threads(replace, entry.changed)
         _in_threads(fill, entry.parts)
 
@@ -260,7 +296,10 @@ def _open_base(folder: Folder, manifest: Manifest, needed: Base) -> CheckpointIn
         raise DamagedCheckpoint(f"{folder} holds changes of {path}, which is no full checkpoint")
     for name, entry in manifest.tensors.items():
         below = base.manifest.tensors.get(name)
-        if entry.changed is not None and (below is None or (below.dtype, below.shape) != (entry.dtype, entry.shape)):
+        same = below is not None and all(
+            getattr(below, key) == getattr(entry, key) for key in ("dtype", "shape", "multiplier")
+        )
+        if entry.changed is not None and not same:
             raise DamagedCheckpoint(f"{folder}: {path} has no {name} of the same size")
     return base
 

@@ -39,6 +39,8 @@ class TensorSlice:
     column: int = 0
     index: Tensor | None = None
     """The rows that `values` has, of those that changed since the base; None: all from `row` on."""
+    multiplier: int = 1
+    """Rows are stored by place: see `Layout.multipliers`."""
 
 
 def slices_to_save(model: Recommender, strategy: Strategy, changed: Tensor | None = None) -> Iterator[TensorSlice]:
@@ -69,7 +71,8 @@ def table_slices(rows: EmbeddingStore) -> Iterator[TensorSlice]:
     """What this rank writes of sharded tables and their optimizer state."""
     for each in _shard_slices(rows):
         first, end = each.written
-        yield TensorSlice(each.name, each.shape, each.values[first:end], each.shard.row + first, each.column)
+        values, row = each.values[first:end], each.shard.row + first
+        yield TensorSlice(each.name, each.shape, values, row, each.column, multiplier=each.multiplier)
 
 
 def _changed_slices(rows: EmbeddingStore, changed: Tensor) -> Iterator[TensorSlice]:
@@ -81,13 +84,14 @@ def _changed_slices(rows: EmbeddingStore, changed: Tensor) -> Iterator[TensorSli
         some = max(1, _CHANGED_BYTES // max(1, each.values[:1].nbytes))
         for places in found.split(some):  # at least one slice, if an empty one: every tensor has its entry
             index = places + each.shard.row
-            yield TensorSlice(each.name, each.shape, each.values.index_select(0, places), 0, each.column, index)
+            values = each.values.index_select(0, places)
+            yield TensorSlice(each.name, each.shape, values, 0, each.column, index, each.multiplier)
 
 
 def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore) -> None:
     """Fills sharded tables and their optimizer state, at any number of ranks and any sharding."""
     for each in _shard_slices(rows):
-        _fill(checkpoint, each.name, each.values, each.shard.row, each.column)
+        _fill(checkpoint, each.name, each.values, each.shard.row, each.column, each.multiplier)
     rows.optimizer.steps = checkpoint.manifest.optimizer_steps
 
 
@@ -110,9 +114,11 @@ def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) 
     _load_random_state(checkpoint, model)
 
 
-def _fill(checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0) -> None:
+def _fill(
+    checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0, multiplier: int = 1
+) -> None:
     if len(values):
-        checkpoint.read_into(name, values.view(len(values), -1), row, column)
+        checkpoint.read_into(name, values.view(len(values), -1), row, column, multiplier)
 
 
 def _by_user(strategy: Strategy, values: Tensor) -> tuple[int, ...]:
@@ -133,6 +139,7 @@ class _ShardSlice:
     values: Tensor
     written: tuple[int, int]
     """The range of its rows that this rank writes; if tables are replicated, other ranks write the others."""
+    multiplier: int
 
 
 def _shard_slices(rows: EmbeddingStore) -> Iterator[_ShardSlice]:
@@ -147,6 +154,7 @@ def _shard_slices(rows: EmbeddingStore) -> Iterator[_ShardSlice]:
                 column=shard.column if by_column else 0,
                 values=local_rows[shard.base : shard.base + shard.rows],
                 written=_written(rows, shard, by_column),
+                multiplier=rows.layout.multipliers.get(table.name, 1),
             )
 
 

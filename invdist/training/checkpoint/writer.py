@@ -134,6 +134,8 @@ def _files_of(
         entry = {"dtype": DTYPE_NAMES[slice_.values.dtype], "shape": list(slice_.shape), "parts": []}
         if slice_.index is not None:
             entry["changed"] = []
+        if slice_.multiplier != 1:
+            entry["multiplier"] = slice_.multiplier
         entry = tensors.setdefault(slice_.name, entry)
         for row, values in _cut(slice_):
             rows = len(values) if values.dim() else 1
@@ -165,7 +167,8 @@ def merge(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for report in reports:
         merged["files"] |= report["files"]
         for name, entry in report["tensors"].items():
-            whole = merged["tensors"].setdefault(name, {"dtype": entry["dtype"], "shape": entry["shape"], "parts": []})
+            shared = {key: entry[key] for key in ("dtype", "shape", "multiplier") if key in entry}
+            whole = merged["tensors"].setdefault(name, {**shared, "parts": []})
             whole["parts"] += entry["parts"]
             if "changed" in entry:
                 whole["changed"] = whole.get("changed", []) + entry["changed"]
