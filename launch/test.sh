@@ -16,4 +16,5 @@ cd "$ROOT"
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m pyright --pythonpath "$PYTHON"
-"$PYTHON" -m pytest "$@"
+# Two at a time: many tests wait for processes that start. More than two would compete with those that have ranks.
+"$PYTHON" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder "$@"

@@ -41,6 +41,20 @@ os.environ.update(
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n`: the tests of a file stay together, for their fixtures. Those that need Ray share one, and go first."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        group = "ray" if _needs_ray(item) else str(item.path.relative_to(REPOSITORY))
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: not _needs_ray(item))
+
+
+def _needs_ray(item: pytest.Item) -> bool:
+    return "ray_cluster" in getattr(item, "fixturenames", ())
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[private_ray.PrivateRay]:
     """One Ray with four logical CPUs and no dashboard, joined by this process, ended with the session."""

@@ -8,7 +8,7 @@ import queue
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -29,19 +29,22 @@ _BATCHES = 16  # enough that the rows of a batch are not still in the cache from
 _POLL_S = 1.0
 
 
-def random_batches(users: int, items: int, rows: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
-    """Batches of `rows` labeled and `rows` unlabeled pairs, different on every rank.
+def random_batches(
+    users: int, items: int, rows: int, *, rank: int = 0, ranks: int = 1, rate: int = 1, count: int = _BATCHES
+) -> list[Batch]:
+    """`count` batches of `rows` labeled pairs with `rate` unlabeled pairs for each, different on every rank.
 
     Pairs are drawn uniformly: the hardest case, because hardly any table row repeats within a batch.
     """
     source = torch.Generator().manual_seed(rank)
 
-    def draw(count: int) -> Tensor:
-        return torch.randint(count, (rows,), generator=source)
+    def draw(high: int, pairs: int = rows) -> Tensor:
+        return torch.randint(high, (pairs,), generator=source)
 
+    many = rows * rate
     return [
-        Batch(draw(users), draw(items), draw(2).float(), draw(users), draw(items), rows * ranks, step)
-        for step in range(_BATCHES)
+        Batch(draw(users), draw(items), draw(2).float(), draw(users, many), draw(items, many), rows * ranks, step)
+        for step in range(count)
     ]
 
 
@@ -55,14 +58,20 @@ class Driver:
         self.model = model
         self.strategy = STRATEGIES.get(method)(setting, model)
         self.phase = self.strategy.phases(setting)[phase]
-        self._steps = with_exchange(cycle(batches), self.strategy, self.phase, self.strategy.watch)
+        self._steps = self.steps(cycle(batches))
+
+    def steps(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Takes one step for each batch, and gives the batch when it is done."""
+        for batch, exchange in with_exchange(batches, self.strategy, self.phase, self.strategy.watch):
+            self.strategy.step(self.phase, batch, exchange)
+            yield batch
 
     def __call__(self, steps: int) -> float:
         """Mean seconds of a step."""
         self.model.comm.barrier()
         started = time.perf_counter()
-        for batch, exchange in islice(self._steps, steps):
-            self.strategy.step(self.phase, batch, exchange)
+        for _ in islice(self._steps, steps):
+            pass
         wait_for_device(self.model.device)
         return (time.perf_counter() - started) / steps
 

@@ -1,0 +1,190 @@
+"""What a second rank pays: weak and strong scaling on one machine, and four and eight ranks under simulated latency.
+
+Weak scaling: every rank has `--batch` rows. `weak_scaling_1024` is the time of a plain step of one rank, *beside an
+equally busy neighbour*, over that of a step of two ranks; `weak_scaling_1024_ig` is that of inverse-gradient steps.
+Strong scaling (`--parts strong`): real runs by Ray, files to weights, with the global batch held. `strong_scaling_1024`
+is the rows/s of two workers over those of one, `threads_1024` those of one worker with two threads over those of one.
+Latency (`--parts latency`): every message arrives so long after the last rank has sent it, while all ranks share the
+cores of this machine. `waits` is how much a step slows down, in latencies; `modelled_waits` counts the
+messages that a step must wait for one after the other: rows, gradients; and deltas, losses, gradients of V for IG. Ids
+travel ahead. See docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from invdist.bench._data import movielens_or_like
+from invdist.bench._delay import delay
+from invdist.bench._runs import ray_epochs, ray_for
+from invdist.bench._steps import Driver, on_ranks, random_batches
+from invdist.config.registry import BACKBONES
+from invdist.embeddings.shared_memory import connect
+from invdist.models.build import ModelSpec, build_recommender
+from invdist.runtime.errors import UserError
+from invdist.runtime.progress import ProgressLine
+
+GOALS = {"weak_scaling_1024": 0.5, "weak_scaling_8192": 0.75, "strong_scaling_1024": 0.8, "strong_scaling_8192": 1.3}
+METHODS = {"plain": ("none", 0), "ig": ("ig", 1)}
+MODELLED_WAITS = {"plain": 2, "ig": 5}
+_PARTS = ("weak", "strong", "latency")
+_CHUNK_STEPS = 5
+_TURN_S = 600
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `invdist bench ranks`; the default tables are those of Micro Video."""
+    parser.add_argument("--users", type=int, default=37_692)
+    parser.add_argument("--items", type=int, default=131_690)
+    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1024, 8192], help="interactions a rank and step")
+    parser.add_argument("--repeats", type=int, default=31, help="medians are over this many chunks of each kind")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=["weak"], help="what to measure (default: weak)")
+    parser.add_argument("--data", metavar="DIR", help="what they train on (default: MovieLens-1M, or one of its size)")
+    parser.add_argument("--epochs", type=int, default=6, help="epochs of each such run; the first does not count")
+    parser.add_argument(
+        "--latency", type=float, nargs="+", default=[5.0, 20.0], metavar="MS", help="latencies to simulate"
+    )
+    parser.add_argument("--world-size", type=int, nargs="+", default=[4, 8], help="ranks under simulated latency")
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """The parts that were asked for."""
+    if min(*args.batch, *args.world_size, args.repeats, args.users, args.items) < 1 or args.epochs < 2:
+        raise UserError("sizes, --batch, --world-size and --repeats must be at least 1, --epochs at least 2")
+    if args.dim < 4 or args.dim % 4 or any(value <= 0 for value in args.latency):
+        raise UserError("--dim must be a multiple of 4, latencies above 0")
+    sizes = {name: getattr(args, name) for name in ("users", "items", "dim", "model")}
+    figures: dict[str, object] = {**sizes, "load": list(os.getloadavg()), "cores": os.cpu_count()}
+    with ProgressLine() as progress:
+        for batch in args.batch if "weak" in args.parts else ():
+            progress.show(f"weak scaling, batch {batch}")
+            found = _weak_scaling(sizes, batch, args.repeats)
+            for name in METHODS:
+                suffix = f"{batch}" if name == "plain" else f"{batch}_{name}"
+                figures[f"alone_ms_{suffix}"], figures[f"two_ranks_ms_{suffix}"] = found[name]
+                figures[f"weak_scaling_{suffix}"] = found[name][0] / found[name][1]
+        if "strong" in args.parts:
+            figures |= _strong(args, progress)
+        if "latency" in args.parts:
+            figures["latency"] = _latency(args, sizes, progress)
+    return figures
+
+
+def _driver(sizes: dict[str, Any], batch: int, ranks: int, comm: Any, method: str) -> Driver:
+    spec = ModelSpec(**sizes, batch_size=batch * ranks, sharding="row_wise")
+    model = build_recommender(spec, torch.device("cpu"), comm)
+    name, phase = METHODS[method]
+    return Driver(model, name, phase, random_batches(spec.users, spec.items, batch, rank=comm.rank, ranks=ranks))
+
+
+def _weak_scaling(sizes: dict[str, Any], batch: int, repeats: int) -> dict[str, tuple[float, float]]:
+    """Median milliseconds of a step, by method: of two ranks that work alone side by side, and of two together.
+
+    The two pairs take turns. While one works, the other sleeps.
+    """
+    turns = mp.get_context("spawn").Barrier(4, timeout=_TURN_S)
+
+    def pair(place: int) -> list[dict[str, float]]:
+        try:
+            return on_ranks(_weak, 2, place, sizes, batch, repeats, turns, together=place == 1)
+        except BaseException:
+            turns.abort()  # or the other pair would wait for its turn
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        pairs = list(pool.map(pair, (0, 1)))
+    alone, together = ({name: statistics.mean(rank[name] for rank in ranks) for name in METHODS} for ranks in pairs)
+    return {name: (alone[name], together[name]) for name in METHODS}
+
+
+def _weak(rank: int, place: int, sizes: dict[str, Any], batch: int, repeats: int, turns: Barrier) -> dict[str, float]:
+    comm = connect()
+    drivers = {method: _driver(sizes, batch, comm.size, comm, method) for method in METHODS}
+    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+    for driver in drivers.values():
+        driver(_CHUNK_STEPS)
+    for turn in range(2 * repeats):
+        for method, driver in drivers.items():
+            turns.wait()
+            if turn % 2 == place:
+                seconds[method].append(driver(_CHUNK_STEPS))
+    return {method: 1e3 * statistics.median(found) for method, found in seconds.items()}
+
+
+def _strong(args: argparse.Namespace, progress: ProgressLine) -> dict[str, float]:
+    """Rows/s of real runs: one worker, two workers, one worker with two threads."""
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder, ray_for(workers=2):
+        data, _ = movielens_or_like(args.data, Path(folder))
+        for batch in args.batch:
+            settings = {"model": args.model, "data": {"batch_size": batch}, "rows": {"dim": args.dim}}
+            speeds = {}
+            for name, workers, threads in (("one", 1, 1), ("two", 2, 1), ("threads", 1, 2)):
+                progress.show(f"strong scaling, batch {batch}: {name}")
+                epochs = ray_epochs(data, Path(folder), settings, workers=workers, epochs=args.epochs, threads=threads)
+                speeds[name] = statistics.median(epoch["rows_per_s"] for epoch in epochs[1:])
+            figures |= {f"{name}_rows_per_s_{batch}": speed for name, speed in speeds.items()}
+            figures[f"strong_scaling_{batch}"] = speeds["two"] / speeds["one"]
+            figures[f"threads_{batch}"] = speeds["threads"] / speeds["one"]
+    return figures
+
+
+def _latency(args: argparse.Namespace, sizes: dict[str, Any], progress: ProgressLine) -> list[dict[str, Any]]:
+    """Step time by ranks, method and latency, against `step without latency + modelled waits * latency`."""
+    rows, batch = [], args.batch[0]
+    for ranks in args.world_size:
+        progress.show(f"latency, {ranks} ranks")
+        with tempfile.TemporaryDirectory() as folder:
+            clock = str(Path(folder) / "clock")
+            found = on_ranks(_delayed, ranks, ranks, sizes, batch, max(3, args.repeats // 4), args.latency, clock)
+        # A step takes as long as its slowest rank.
+        for method in METHODS:
+            ms = {value: max(of_rank[method][value] for of_rank in found) for value in (0.0, *args.latency)}
+            for value in args.latency:
+                modelled = ms[0.0] + MODELLED_WAITS[method] * value
+                rows.append(
+                    {
+                        "ranks": ranks,
+                        "method": method,
+                        "latency_ms": value,
+                        "step_ms": ms[value],
+                        "modelled_ms": modelled,
+                        "step_vs_model": ms[value] / modelled,
+                        "waits": (ms[value] - ms[0.0]) / value,
+                        "modelled_waits": MODELLED_WAITS[method],
+                    }
+                )
+    return rows
+
+
+def _delayed(
+    rank: int, ranks: int, sizes: dict[str, Any], batch: int, repeats: int, latencies: list[float], clock: str
+) -> dict[str, dict[float, float]]:
+    comm = connect()
+    late = delay(comm, clock)
+    figures: dict[str, dict[float, float]] = {}
+    for method in METHODS:
+        driver = _driver(sizes, batch, ranks, comm, method)
+        driver(_CHUNK_STEPS)
+        seconds: dict[float, list[float]] = {value: [] for value in (0.0, *latencies)}
+        for _ in range(repeats):
+            for value, found in seconds.items():
+                comm.barrier()
+                late.seconds = value / 1e3
+                driver(2)  # messages that were sent with another latency
+                found.append(driver(_CHUNK_STEPS))
+                late.seconds = 0.0
+        figures[method] = {value: 1e3 * statistics.median(found) for value, found in seconds.items()}
+    return figures
