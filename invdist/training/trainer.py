@@ -291,9 +291,10 @@ class Trainer:
             return False, False
         asked = torch.zeros(2)
         if self.comm.rank == 0:
-            every = self.config.checkpoint.every_seconds
+            every, now = self.config.checkpoint.every_seconds, time.monotonic()
             asked[0] = float((self.run / run_folder.STOP_FILE).exists())
-            asked[1] = float(every > 0 and time.monotonic() - self._saved_at >= every)
+            if every > 0 and now - self._saved_at >= every:
+                asked[1], self._saved_at = 1.0, now  # asked for once, though a GPU saves a look later
         answer = HostCopy(self.comm.all_reduce(asked.to(self.device)).wait())
         # On a GPU the answer of the look before is read: it has arrived long ago.
         ready, self._answer = (answer, None) if reads_are_free(self.device) else (self._answer, answer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,6 +54,18 @@ def test_losses_are_read_together_and_nothing_else_changes(tiny_data: Path, tmp_
     assert len(found) == 3 + 4
     for name in ("loss", "rows", "directions", "valid"):
         assert late_epoch[name] == epoch[name]
+
+
+def test_a_late_answer_saves_once(tiny_data: Path, tmp_path: Path) -> None:
+    """A look every 10 s, a checkpoint every 15 s: each is asked for at one look and made at the next."""
+    fake = mock.Mock(monotonic=itertools.count(10, 10).__next__, perf_counter=time.perf_counter)
+    with single_rank(), mock.patch.object(loop, "reads_are_free", return_value=False):
+        trainer = _trainer(str(tiny_data), tmp_path, checkpoint__every_seconds=15)
+        trainer._saved_at = 0.0
+        with mock.patch.object(loop, "time", fake):
+            saves = [trainer._requests() == (False, True) for _ in range(8)]
+        trainer.events.close()
+    assert saves == [False, False, True, False, True, False, True, False]
 
 
 def test_pinned_batches_are_the_same(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
