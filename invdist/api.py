@@ -16,6 +16,7 @@ commands, which stream to files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -47,20 +48,31 @@ def prepare_dataset(
     output: str | Path,
     inputs: str | Path | Sequence[str | Path] = (),
     onto: str | Path | None = None,
+    workers: int | None = None,
     **options: Any,
 ) -> Dataset:
     """Turns a raw log into the data set `output` and opens it.
 
     `kind` is one of `invdist prepare`'s (ml-1m, kuairand, microvideo, ratings, synthetic), `inputs` its files and
     `options` its options: `prepare_dataset("ratings", "data/mine", "log.csv", positive_from=4)`. `onto` is the data
-    set of the day before.
+    set of the day before. With `workers`, so many processes on Ray share the work.
     """
     from invdist.data.dataset import Dataset
     from invdist.data.prepare.options import build_options
     from invdist.data.prepare.pipeline import prepare_log
 
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    prepare_log(build_options(kind, options), paths, output, onto=onto)
+    built = build_options(kind, options)
+    if workers is None:
+        prepare_log(built, paths, output, onto=onto)
+    else:
+        from invdist.data.prepare.parallel.on_ray import prepare_on_ray
+        from invdist.training.ray_backend import connected
+
+        if onto is not None:
+            raise UserError("onto works in one process only: leave workers out")
+        with connected(workers) if workers else contextlib.nullcontext():
+            prepare_on_ray(built, paths, output, workers)
     return Dataset.open(str(output))
 
 

@@ -97,6 +97,10 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     check_against_data(config, dataset)
     if not ray_backend.inside_cluster():
         check_fits_host(config, dataset)
+    if config.watch.mlflow:
+        from invdist.training.mlflow import open_client
+
+        open_client(config)  # what is wrong with it is said now
     config.runs, config.data.path = absolute(config.runs), absolute(config.data.path)
     if config.checkpoint.path is not None:
         config.checkpoint.path = absolute(config.checkpoint.path)

@@ -22,6 +22,7 @@ hypothesis.settings.load_profile("same")
 
 # Ray reads these once, when it is imported; the head, its workers and every subprocess of a test must agree.
 _RAY = private_ray.new_environment()
+_RAY["RAY_metrics_report_interval_ms"] = "1000"  # a test waits for them
 os.environ.update(_RAY)
 for _name in ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
     os.environ.pop(_name, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import shlex
 import subprocess
 import sys
@@ -25,7 +26,8 @@ from invdist.runtime.progress import ProgressLine
 
 RESULTS = "benchmarks.json"
 PLAN = {
-    "peers": "peers",
+    "peers": "peers --cases gmf:1024 gmf:8192",
+    "peers_neumf": "peers --cases neumf:1024",
     "epoch": "epoch",
     "ranks": "ranks --parts weak",
     "strong": "ranks --parts strong",
@@ -49,7 +51,7 @@ def measure(folder: Path, only: Sequence[str] | None = None, recbole: str | None
     names = list(only or PLAN)
     with ProgressLine() as progress:
         for number, name in enumerate(names, 1):
-            words = shlex.split(PLAN[name]) + (["--recbole", recbole] if recbole and name == "peers" else [])
+            words = shlex.split(PLAN[name]) + (["--recbole", recbole] if recbole and name.startswith("peers") else [])
             progress.print(f"{number} of {len(names)}: invdist bench {shlex.join(words)}")
             results[name] = _measured(words) | {"command": f"invdist bench {PLAN[name]}"}
             results[name]["command"] += " --recbole" if "--recbole" in words else ""
@@ -60,18 +62,32 @@ def measure(folder: Path, only: Sequence[str] | None = None, recbole: str | None
 
 
 def _measured(words: Sequence[str]) -> dict[str, Any]:
-    load, started = os.getloadavg()[0], time.monotonic()
+    load, started, used = os.getloadavg()[0], time.monotonic(), _cpu_seconds()
     command = [sys.executable, "-m", "invdist", "bench", *words, "--json"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
         raise UserError(f"invdist bench {shlex.join(words)} ended with code {ended.returncode}")
+    seconds = time.monotonic() - started
+    by_all, by_us = (after - before for before, after in zip(used, _cpu_seconds(), strict=True))
     return {
         "figures": json.loads(ended.stdout),
         "date": time.strftime("%Y-%m-%d"),
-        "seconds": round(time.monotonic() - started),
+        "seconds": round(seconds),
         "load_before": round(load, 2),
+        "used_by_others": round(max(0.0, by_all - by_us) / (seconds * (os.cpu_count() or 1)), 3),
         "machine": _machine(),
     }
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """CPU seconds of everything on this machine, and of the processes that were started here and have ended.
+
+    The load average still shows who was there a minute ago; this shows who was there while it was measured.
+    """
+    with open("/proc/stat") as status:
+        user, nice, system, _, _, irq, soft_irq = map(int, status.readline().split()[1:8])
+    ours = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK"), ours.ru_utime + ours.ru_stime
 
 
 def _machine() -> str:

@@ -41,10 +41,15 @@ class Turns:
         print(json.dumps(value), file=self._answers, flush=True)
 
 
-def one_turn(steps: Iterator[int], most_rows: int, most_seconds: float) -> tuple[int, float]:
-    """Takes steps until an epoch is done or the time is up. Gives rows and seconds."""
-    started, rows, seconds = time.perf_counter(), 0, 0.0
-    while rows < most_rows and seconds < most_seconds:
+def least_seconds(most_seconds: float) -> float:
+    """A turn is one epoch, or as many as take this long: a short one would be measured badly."""
+    return most_seconds / 4
+
+
+def one_turn(steps: Iterator[int], epoch_rows: int, most_seconds: float) -> tuple[int, float]:
+    """Takes steps until an epoch is done, and `least_seconds` are over, or the time is up. Gives rows and seconds."""
+    started, rows, seconds, least = time.perf_counter(), 0, 0.0, least_seconds(most_seconds)
+    while seconds < most_seconds and (rows < epoch_rows or seconds < least):
         rows += next(steps)
         seconds = time.perf_counter() - started
     return rows, seconds

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from invdist.bench._contest import Turns, one_turn
+from invdist.bench._contest import Turns, least_seconds, one_turn
 from invdist.bench._peers import DenseModel, ThreeCopiesStep, with_fused_rows
 from invdist.bench._steps import Driver
 from invdist.config.registry import BACKBONES
@@ -78,10 +78,11 @@ def main() -> None:
 
 
 def _train(settings: Settings, method: str) -> None:
-    """A turn is an epoch of a real run: shards are read, events written; seconds are those that the run reports."""
+    """A turn is epochs of a real run: shards are read, events written; seconds are those that the run reports."""
     from invdist import config as configs
     from invdist.training import run_folder
     from invdist.training.history import METRICS_FILE, read_events
+    from invdist.training.totals import EpochTotals
     from invdist.training.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as folder:
@@ -91,9 +92,17 @@ def _train(settings: Settings, method: str) -> None:
         asked = iter(turns)
         next(asked)
 
+        total = EpochTotals()
+
         def on_epoch(metrics: dict[str, float]) -> None:
+            nonlocal total
             epoch = [event for event in read_events(run / METRICS_FILE) if event["event"] == "epoch"][-1]
-            turns.answer([epoch["rows"], epoch["seconds"], epoch["seconds_by"]])
+            total.rows, total.seconds = total.rows + epoch["rows"], total.seconds + epoch["seconds"]
+            total.add_seconds(epoch["seconds_by"])
+            if total.seconds < least_seconds(settings.seconds):
+                return
+            turns.answer([total.rows, total.seconds, total.seconds_by])
+            total = EpochTotals()
             if next(asked, turns) is turns:
                 sys.exit()
 

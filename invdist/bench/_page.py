@@ -32,7 +32,8 @@ SUPERLINEAR = 1.05
 _HEAD = """# Benchmarks
 
 What it costs to train, measured. Each section has its command, what was measured, and the load of the machine before it
-started. This page is written by one command, from what it measures and keeps in `benchmarks.json`:
+started (which still shows who was there a minute ago) and how much of it others used meanwhile. This page is written by
+one command, from what it measures and keeps in `benchmarks.json`:
 
 ```sh
 invdist bench --all --report              # about 15 minutes on a quiet machine
@@ -57,11 +58,22 @@ def write(page: Path, results: Mapping[str, Any]) -> None:
         "memory": _memory,
         "growth": _growth,
     }
-    parts = [_HEAD, _machines(results), _goals(results)]
+    merged = _with_all_peers(results)
+    parts = [_HEAD, _machines(results), _goals(merged)]
     for name, section in sections.items():
         if name in results:
-            parts.append("\n".join(section(results[name]["figures"], page.parent, _measured(results[name]))))
+            parts.append("\n".join(section(merged[name]["figures"], page.parent, _measured(merged[name]))))
     write_output(page, "\n".join(part.rstrip("\n") + "\n" for part in parts))
+
+
+def _with_all_peers(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The results with all cases of the contest in one: NeuMF's is run apart, because it takes long."""
+    if not results.keys() >= {"peers", "peers_neumf"}:
+        return results
+    gmf, neumf = (results[name]["figures"] for name in ("peers", "peers_neumf"))
+    by_case = {key: gmf[key] | neumf[key] for key in ("times_peers", "ig_epoch_vs_none")}
+    more = _measured(results["peers_neumf"])
+    return {**results, "peers": {**results["peers"], "figures": {**neumf, **gmf, **by_case}, "more": f" {more}"}}
 
 
 def _machines(results: Mapping[str, Any]) -> str:
@@ -70,7 +82,10 @@ def _machines(results: Mapping[str, Any]) -> str:
 
 
 def _measured(result: Mapping[str, Any]) -> str:
-    return f"`{result['command']}`, load before it {result['load_before']:.2f}, {result['seconds']} s."
+    load = (
+        f"load before it {result['load_before']:.2f}, others used {result['used_by_others']:.0%} of the CPUs meanwhile"
+    )
+    return f"`{result['command']}`: {load}; {result['seconds']} s.{result.get('more', '')}"
 
 
 def _goals(results: Mapping[str, Any]) -> str:

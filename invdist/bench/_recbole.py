@@ -110,7 +110,8 @@ def _prepared(settings: dict[str, Any]) -> tuple[Any, Any]:
             user, item = self.user(interaction[self.USER_ID]), self.item(interaction[self.ITEM_ID])
             return self.loss(self.output(user * item).squeeze(-1), interaction[self.LABEL])
 
-    files, dim = Path(settings["files"]), settings["dim"]
+    files, dim = Path(settings["files"]).absolute(), settings["dim"]
+    os.chdir(files.parent)  # RecBole writes logs into the folder that it runs in
     model = {"gmf": GMF, "neumf": NeuMF}[settings["model"]]
     chosen = {
         "data_path": str(files.parent),

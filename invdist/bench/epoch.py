@@ -32,20 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
     parser.add_argument("--batch", type=int, nargs="+", default=[1024, 8192], help="labeled interactions a step")
     parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5, help="epochs of each that count")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each that count")
+    parser.add_argument("--seconds", type=float, default=8.0, help="a turn is at least a quarter of this long")
     parser.add_argument("--ray", action="store_true", help="also by Ray, with one worker and a reader")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     """Medians by batch size: `ratio_1024` and so on."""
-    if min(*args.batch, args.rounds) < 1 or args.dim < 4 or args.dim % 4:
-        raise UserError("--batch and --rounds must be at least 1, --dim a multiple of 4")
+    if min(*args.batch, args.rounds) < 1 or args.dim < 4 or args.dim % 4 or args.seconds <= 0:
+        raise UserError("--batch and --rounds must be at least 1, --dim a multiple of 4, --seconds above 0")
     with tempfile.TemporaryDirectory() as temporary, ProgressLine() as progress:
         folder = Path(temporary)
         data, source = movielens_or_like(args.data, folder)
         figures: dict[str, object] = {"data": source, "model": args.model, "load": list(os.getloadavg())}
         for batch in args.batch:
-            settings = {"model": args.model, "batch": batch, "dim": args.dim, "seconds": 60.0, "data": data}
+            settings = {"model": args.model, "batch": batch, "dim": args.dim, "seconds": args.seconds, "data": data}
             commands = {
                 name: [sys.executable, "-m", "invdist.bench._contestants", name, json.dumps(settings)]
                 for name in ("invdist", "in_memory")

@@ -11,7 +11,8 @@ All have the same interactions, model, batch size and learning rate, one thread 
   three_copies       the inverse gradient as in the authors' code, with three deep copies of the model
 
 The peers have all interactions in memory before their clock starts. `gmf` and `neumf` are at the first batch size of
-each, `gmf_8192` is at another one. Figures are medians of turns of one epoch, peers' of at most `--seconds`.
+each, `gmf_8192` is at another one. Figures are medians of turns of one epoch, or of as many
+as take a quarter of `--seconds`; those of peers end after `--seconds`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", nargs="*", choices=_PEERS, default=_PEERS, help="which of them (default: all)")
     parser.add_argument("--dim", type=int, default=32, help="k of the paper")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each that count")
-    parser.add_argument("--seconds", type=float, default=4.0, help="longest turn of a peer")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="longest turn of a peer; the shortest is a quarter of it"
+    )
     parser.add_argument(
         "--recbole",
         nargs="?",

@@ -17,6 +17,7 @@ COMMANDS = {
     "annotate": "write soft labels of unlabeled interactions",
     "recommend": "write the best items for each user",
     "score": "write scores of given user-item pairs",
+    "serve": "answer requests for scores, annotations and recommendations over HTTP",
     "export": "write a trained model for use without invdist: tensors, card, scoring program",
     "study": "compare methods over seeds, all tuned in the same way",
     "plan": "show how tables would be sharded, without training",

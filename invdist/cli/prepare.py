@@ -1,20 +1,21 @@
 """Turns a raw log into a prepared data set.
 
-invdist prepare KIND --input PATH... [--onto DIR] --output DIR [key=value ...]
+invdist prepare KIND --input PATH... [--onto DIR] --output DIR [--workers N] [key=value ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from invdist.config.fields import describe
 from invdist.config.plain_yaml import read_yaml
-from invdist.data.prepare.options import KINDS, Options, build_options
+from invdist.data.prepare.options import KINDS, Kind, Options, build_options
 from invdist.data.prepare.pipeline import finish_rate_text, prepare_log, unit_mistake
-from invdist.runtime.errors import exit_on_user_error
+from invdist.runtime.errors import UserError, exit_on_user_error
 from invdist.runtime.progress import RowProgress
 
 
@@ -28,9 +29,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     mapping = read_yaml(args.config) if args.config else {}
     options = build_options(args.kind, mapping, overrides, source=args.config or "")
     with RowProgress() as progress:
-        manifest = prepare_log(options, inputs, args.output, progress, args.onto)
+        if args.workers is None:
+            manifest = prepare_log(options, inputs, args.output, progress, args.onto)
+        else:
+            manifest = _on_ray(options, inputs, args, progress)
     print(summary_text(manifest, args.output))
     return 0
+
+
+def _on_ray(options: Kind, inputs: Sequence[str], args: argparse.Namespace, progress: RowProgress) -> dict[str, Any]:
+    """Prepares on the Ray cluster of this process, or on a private one."""
+    if args.workers < 0:
+        raise UserError(f"--workers {args.workers}: expected 0 or more")
+    if args.onto:
+        raise UserError("--onto works in one process only: leave --workers out")
+    from invdist.data.prepare.parallel.on_ray import prepare_on_ray
+    from invdist.training.ray_backend import connected
+
+    with connected(args.workers) if args.workers else contextlib.nullcontext():
+        return prepare_on_ray(options, inputs, args.output, args.workers, progress)
 
 
 def summary_text(manifest: dict[str, Any], path: str) -> str:
@@ -82,8 +99,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--input", nargs="+", action="extend", default=[], metavar="PATH", help="files or folders")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the new data set's folder")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="the new data set's folder, a path or URI (s3://...)"
+    )
     parser.add_argument("--onto", metavar="DIR", help="the data set of the day before, whose ids keep their indices")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes on Ray that share the work, with the same result; 0: the same steps in this process. After an "
+        "interruption the same command goes on (default: this process, in two passes that start over)",
+    )
     parser.add_argument("--config", metavar="FILE", help="YAML file of the kind's options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="options that override those of the file")
     return parser

@@ -190,6 +190,18 @@ class RayConfig(Section):
     """Restarts of the worker group before the run gives up; -1: no limit."""
 
 
+class WatchConfig(Section):
+    """Where a run is watched while it trains, beside its own folder and TensorBoard (docs/using.md)."""
+
+    ray_metrics: bool = True
+    """Export loss, rows/s, directions and validation metrics through Ray, for its dashboard, Prometheus and Grafana."""
+    mlflow: str | None = None
+    """Tracking URI of MLflow to log the run to (`http://host:5000`, `sqlite:////path/mlflow.db`); needs the extra
+    `invdist[mlflow]`. null: not logged."""
+    mlflow_experiment: str = "invdist"
+    """Name of the MLflow experiment; made if it is missing."""
+
+
 class Config(Section):
     """A training run."""
 
@@ -212,6 +224,7 @@ class Config(Section):
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     ray: RayConfig = RayConfig()
+    watch: WatchConfig = WatchConfig()
     _strategy: Any = PrivateAttr(None)
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -32,6 +35,13 @@ class Pending:
             self._work = None
         return self._tensor
 
+    def use(self, function: Callable[[list[Tensor]], T]) -> T:
+        """`function` of what arrived, in one or more parts one after the other; it must not keep them.
+
+        Parts may be in memory that is used again afterwards, so nothing need be copied.
+        """
+        return function([self.wait()])
+
 
 class Comm:
     """The ranks that train together: `rank`, `size`, and the collectives that training needs.
@@ -46,6 +56,10 @@ class Comm:
         self.size = dist.get_world_size(group)
         self.device = device
         self.traffic = Traffic()
+
+    def send_buffer(self, rows: int, width: int, like: Tensor) -> Tensor:
+        """Memory for `[rows, width]` values that `all_to_all` sends without another copy, if it is called next."""
+        return like.new_empty((rows, width))
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
         """Sends `send_rows[r]` leading rows of `send`, in order of rank, to each rank r; receives likewise."""

@@ -4,8 +4,10 @@
 // place of the first index that is out of range, or -1.
 
 #include <math.h>
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 typedef int64_t i64;
 typedef uint64_t u64;
@@ -68,20 +70,63 @@ i64 gather(const float *table, i64 rows, i64 width, const i64 *index, i64 n, flo
     return -1;
 }
 
-// out[s] = scale * the sum of values[order[j]] over the occurrences j of distinct row s, in their order
-void sum_segments(const float *values, i64 width, const i64 *order, const i64 *starts, i64 count, i64 n, float scale,
-                  float *restrict out) {
+// Rows that came from several ranks: those of part p are rows edges[p] to edges[p + 1] of the whole.
+typedef struct {
+    const float *const *parts;
+    const i64 *edges;
+    i64 width;
+} Rows;
+
+static inline const float *row_of(Rows rows, i64 index) {
+    i64 part = 0;
+    while (index >= rows.edges[part + 1]) part++;
+    return rows.parts[part] + (index - rows.edges[part]) * rows.width;
+}
+
+// out = rows[index]; indices are in range
+void gather_parts(const float *const *parts, const i64 *edges, i64 width, const i64 *index, i64 n, float *out) {
+    Rows rows = {parts, edges, width};
+    for (i64 i = 0; i < n; i++) {
+        if (i + AHEAD < n) prefetch(row_of(rows, index[i + AHEAD]), width);
+        memcpy(out + i * width, row_of(rows, index[i]), width * sizeof(float));
+    }
+}
+
+// out[s] = scale * the sum of rows[order[j]] over the occurrences j of distinct row s, in their order
+void sum_segments(const float *const *parts, const i64 *edges, i64 width, const i64 *order, const i64 *starts,
+                  i64 count, i64 n, float scale, float *restrict out) {
+    Rows rows = {parts, edges, width};
     for (i64 s = 0; s < count; s++) {
         float *restrict sum = out + s * width;
         i64 end = s + 1 < count ? starts[s + 1] : n;
         for (i64 j = starts[s]; j < end; j++) {
-            const float *value = values + order[j] * width;
-            if (j + AHEAD < n) prefetch(values + order[j + AHEAD] * width, width);
+            const float *value = row_of(rows, order[j]);
+            if (j + AHEAD < n) prefetch(row_of(rows, order[j + AHEAD]), width);
             if (j == starts[s]) memcpy(sum, value, width * sizeof(float));
             else for (i64 c = 0; c < width; c++) sum[c] += value[c];
         }
         if (scale != 1.0f) for (i64 c = 0; c < width; c++) sum[c] *= scale;
     }
+}
+
+// Looks whether another process wrote `number`, for at most `microseconds`: first without pause, then giving way to
+// other processes. Returns whether it did.
+int wait_for(const volatile i64 *word, i64 number, i64 microseconds) {
+    for (int look = 0; look < 256; look++) {
+        if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == number) return 1;
+        __builtin_ia32_pause();
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    i64 end = now.tv_sec * 1000000 + now.tv_nsec / 1000 + microseconds;
+    while (now.tv_sec * 1000000 + now.tv_nsec / 1000 < end) {
+        for (int look = 0; look < 8; look++) {
+            if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == number) return 1;
+            sched_yield();
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    }
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == number;
 }
 
 // table[index] += scale * values, for distinct indices
@@ -96,20 +141,33 @@ i64 add_rows(float *table, i64 rows, i64 width, const i64 *index, i64 n, const f
     return -1;
 }
 
-// Each occurrence of the wanted rows gets the value of the same row among the given ones, or zeros. Both lists of
-// distinct rows ascend.
-void lookup(const i64 *given, i64 given_count, const float *values, i64 width, const i64 *wanted, const i64 *order,
-            const i64 *starts, i64 count, i64 n, float *out) {
+// Each occurrence of the wanted rows gets the place of the same row among the given ones, or -1. Both lists of distinct
+// rows ascend.
+void places(const i64 *given, i64 given_count, const i64 *wanted, const i64 *order, const i64 *starts, i64 count,
+            i64 n, i64 *out) {
     i64 at = 0;
     for (i64 s = 0; s < count; s++) {
         while (at < given_count && given[at] < wanted[s]) at++;
-        const float *value = at < given_count && given[at] == wanted[s] ? values + at * width : 0;
+        i64 place = at < given_count && given[at] == wanted[s] ? at : -1;
         i64 end = s + 1 < count ? starts[s + 1] : n;
-        for (i64 j = starts[s]; j < end; j++) {
-            if (value) memcpy(out + order[j] * width, value, width * sizeof(float));
-            else memset(out + order[j] * width, 0, width * sizeof(float));
-        }
+        for (i64 j = starts[s]; j < end; j++) out[order[j]] = place;
     }
+}
+
+// rows[i] += c * values[index[i]] where the index is not -1
+void add_indexed(float *rows, i64 n, i64 width, const i64 *index, const float *values, float c) {
+    for (i64 i = 0; i < n; i++) {
+        if (i + AHEAD < n && index[i + AHEAD] >= 0) prefetch(values + index[i + AHEAD] * width, width);
+        if (index[i] < 0) continue;
+        float *restrict row = rows + i * width;
+        const float *restrict value = values + index[i] * width;
+        for (i64 x = 0; x < width; x++) row[x] = fmaf(c, value[x], row[x]);
+    }
+}
+
+// values = alpha * values / (|values| + eps)
+void sign_step(float *values, i64 n, float alpha, float eps) {
+    for (i64 i = 0; i < n; i++) values[i] = alpha * (values[i] / (fabsf(values[i]) + eps));
 }
 
 // One AdamW step of some columns of distinct rows, with the operations of torch's fused kernel in the same order.
@@ -140,10 +198,10 @@ i64 adamw(float *table, float *m_table, float *v_table, i64 rows, i64 width, con
 
 enum { LANES = 16, BLOCK = 128 };
 
-static inline float total(const float *lanes) {
-    float sum = 0;
-    for (int l = 0; l < LANES; l++) sum += lanes[l];
-    return sum;
+static inline float total(float *lanes) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
 }
 
 // GMF: out = w . (user * item) + b, and with `bias` the column after the first k of both rows.
@@ -185,29 +243,49 @@ void gmf_gradient(const float *user, const float *item, i64 n, i64 width, i64 k,
     for (i64 c = 0; c <= k; c++) dense[c] = (float)sums[c];
 }
 
-// GMF at theta + c * step for each candidate c: a polynomial of degree 3 in c, whose coefficients are found once.
-void gmf_candidates(const float *user, const float *item, const float *d_user, const float *d_item, i64 n, i64 width,
-                    i64 k, i64 bias, const float *w, const float *dw, float b, float db, const float *candidates,
-                    i64 count, float *out) {
+// The coefficients of one pair in gmf_candidates, from `lanes` columns.
+static inline __attribute__((always_inline)) void add_terms(int lanes, int touched, const float *u, const float *v,
+                                                            const float *du, const float *dv, const float *w,
+                                                            const float *dw, float a[4][LANES]) {
+    for (int l = 0; l < lanes; l++) {
+        float product = u[l] * v[l];
+        a[0][l] += w[l] * product;
+        a[1][l] += dw[l] * product;
+    }
+    if (!touched) return;
+    for (int l = 0; l < lanes; l++) {
+        float first = du[l] * v[l] + u[l] * dv[l], second = du[l] * dv[l];
+        a[1][l] += w[l] * first;
+        a[2][l] += w[l] * second + dw[l] * first;
+        a[3][l] += dw[l] * second;
+    }
+}
+
+// GMF at theta + c * step for each candidate c: a polynomial of degree 3 in c, whose coefficients are found once. The
+// step of row i of `rows` (users first) is deltas[index[i]], or nothing if that is -1.
+void gmf_candidates(const float *rows, const i64 *index, const float *deltas, i64 n, i64 width, i64 k, i64 bias,
+                    const float *w, const float *dw, float b, float db, const float *candidates, i64 count,
+                    float *out) {
+    float none[width];
+    memset(none, 0, sizeof none);
     for (i64 i = 0; i < n; i++) {
-        const float *u = user + i * width, *v = item + i * width, *du = d_user + i * width, *dv = d_item + i * width;
-        float a0[LANES] = {0}, a1[LANES] = {0}, a2[LANES] = {0}, a3[LANES] = {0};
-        for (i64 c = 0; c < k; c += LANES) {
-            int lanes = k - c < LANES ? (int)(k - c) : LANES;
-            for (int l = 0; l < lanes; l++) {
-                float x = u[c + l], y = v[c + l], dx = du[c + l], dy = dv[c + l];
-                float first = dx * y + x * dy;
-                a0[l] += w[c + l] * x * y;
-                a1[l] += w[c + l] * first + dw[c + l] * x * y;
-                a2[l] += w[c + l] * dx * dy + dw[c + l] * first;
-                a3[l] += dw[c + l] * dx * dy;
-            }
+        const float *u = rows + i * width, *v = rows + (n + i) * width;
+        int touched = index[i] >= 0 || index[n + i] >= 0;
+        const float *du = index[i] >= 0 ? deltas + index[i] * width : none;
+        const float *dv = index[n + i] >= 0 ? deltas + index[n + i] * width : none;
+        if (i + AHEAD < n) {
+            if (index[i + AHEAD] >= 0) prefetch(deltas + index[i + AHEAD] * width, k);
+            if (index[n + i + AHEAD] >= 0) prefetch(deltas + index[n + i + AHEAD] * width, k);
         }
-        float s0 = total(a0) + b, s1 = total(a1) + db, s2 = total(a2), s3 = total(a3);
+        float a[4][LANES] = {{0}};
+        i64 c = 0;
+        for (; c + LANES <= k; c += LANES) add_terms(LANES, touched, u + c, v + c, du + c, dv + c, w + c, dw + c, a);
+        if (c < k) add_terms((int)(k - c), touched, u + c, v + c, du + c, dv + c, w + c, dw + c, a);
+        float s0 = total(a[0]) + b, s1 = total(a[1]) + db, s2 = total(a[2]), s3 = total(a[3]);
         if (bias) s0 += u[k] + v[k], s1 += du[k] + dv[k];
         for (i64 j = 0; j < count; j++) {
-            float c = candidates[j];  // at 0 a step that is not finite changes nothing
-            out[j * n + i] = c == 0 ? s0 : s0 + c * (s1 + c * (s2 + c * s3));
+            float x = candidates[j];  // at 0 a step that is not finite changes nothing
+            out[j * n + i] = x == 0 ? s0 : s0 + x * (s1 + x * (s2 + x * s3));
         }
     }
 }

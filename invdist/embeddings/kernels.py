@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,19 @@ class Kernels:
         self._unique = function("unique_rows", p, i, p, p, p, p)
         self._inverse = function("inverse", p, p, i, i, p, gives=None)
         self._gather = function("gather", p, i, i, p, i, p)
-        self._sum = function("sum_segments", p, i, p, p, i, i, _FLOAT, p, gives=None)
+        self._gather_parts = function("gather_parts", p, p, i, p, i, p, gives=None)
+        self._sum = function("sum_segments", p, p, i, p, p, i, i, _FLOAT, p, gives=None)
+        self.wait_for = function("wait_for", p, i, i, gives=ctypes.c_int)
+        """Whether the word at an address became a number within some microseconds."""
         self._add = function("add_rows", p, i, i, p, i, p, _FLOAT)
-        self._lookup = function("lookup", p, i, p, i, p, p, p, i, i, p, gives=None)
+        self._places = function("places", p, i, p, p, p, i, i, p, gives=None)
+        self._add_indexed = function("add_indexed", p, i, i, p, p, _FLOAT, gives=None)
+        self._sign_step = function("sign_step", p, i, _FLOAT, _FLOAT, gives=None)
         self._adamw = function("adamw", p, p, p, i, i, p, i, p, i, i, *[_DOUBLE] * 6)
         self._gmf_logits = function("gmf_logits", p, p, i, i, i, i, p, _FLOAT, p, gives=None)
         self._gmf_gradient = function("gmf_gradient", p, p, i, i, i, i, p, p, p, p, gives=None)
         self._gmf_candidates = function(
-            "gmf_candidates", p, p, p, p, i, i, i, i, p, p, _FLOAT, _FLOAT, p, i, p, gives=None
+            "gmf_candidates", p, p, p, i, i, i, i, p, p, _FLOAT, _FLOAT, p, i, p, gives=None
         )
 
     def unique(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -56,28 +63,34 @@ class Kernels:
         self._inverse(order.data_ptr(), starts.data_ptr(), len(starts), len(order), out.data_ptr())
         return out
 
-    def gather(self, table: Tensor, index: Tensor) -> Tensor:
-        """`table[index]`."""
+    def gather(self, table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """`table[index]`, into `out` if given."""
         rows, width = table.shape
-        out = table.new_empty((len(index), width))
+        out = table.new_empty((len(index), width)) if out is None else out
         index = index.contiguous()
         _check(self._gather(table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr()), index, rows)
         return out
 
-    def sum(self, values: Tensor, order: Tensor, starts: Tensor, scale: float = 1.0) -> Tensor:
-        """`scale` times the sums of values `[occurrences, width]` by distinct row."""
-        width = values.shape[1]
-        out = values.new_empty((len(starts), width))
-        self._sum(
-            values.data_ptr(),
-            width,
-            order.data_ptr(),
-            starts.data_ptr(),
-            len(starts),
-            len(order),
-            scale,
-            out.data_ptr(),
-        )
+    def gather_parts(self, parts: Sequence[Tensor], index: Tensor) -> Tensor:
+        """`torch.cat(parts)[index]` for indices in range."""
+        width = parts[0].shape[1]
+        out = parts[0].new_empty((len(index), width))
+        self._gather_parts(*_places(parts), width, index.contiguous().data_ptr(), len(index), out.data_ptr())
+        return out
+
+    def sum(
+        self,
+        parts: Sequence[Tensor],
+        order: Tensor,
+        starts: Tensor,
+        scale: float = 1.0,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """`scale` times the sums of `torch.cat(parts)` (`[occurrences, width]`) by distinct row."""
+        width = parts[0].shape[1]
+        out = parts[0].new_empty((len(starts), width)) if out is None else out
+        segments = (order.data_ptr(), starts.data_ptr(), len(starts), len(order))
+        self._sum(*_places(parts), width, *segments, scale, out.data_ptr())
         return out
 
     def add(self, table: Tensor, index: Tensor, values: Tensor, scale: float) -> None:
@@ -89,23 +102,21 @@ class Kernels:
             rows,
         )
 
-    def lookup(self, given: Tensor, values: Tensor, wanted: Tensor, order: Tensor, starts: Tensor) -> Tensor:
-        """Each occurrence of the distinct rows `wanted` gets the value of that row among `given`, or zeros."""
-        width = values.shape[1]
-        out = values.new_empty((len(order), width))
-        self._lookup(
-            given.data_ptr(),
-            len(given),
-            values.data_ptr(),
-            width,
-            wanted.data_ptr(),
-            order.data_ptr(),
-            starts.data_ptr(),
-            len(starts),
-            len(order),
-            out.data_ptr(),
-        )
+    def places(self, given: Tensor, wanted: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+        """The place of each occurrence of the distinct rows `wanted` among the distinct rows `given`, or -1."""
+        out = torch.empty_like(order)
+        distinct = (given.data_ptr(), len(given), wanted.data_ptr(), order.data_ptr(), starts.data_ptr())
+        self._places(*distinct, len(starts), len(order), out.data_ptr())
         return out
+
+    def add_indexed(self, rows: Tensor, index: Tensor, values: Tensor, c: float) -> None:
+        """`rows += c * values[index]`; nothing where the index is -1."""
+        n, width = rows.shape
+        self._add_indexed(rows.data_ptr(), n, width, index.data_ptr(), values.data_ptr(), c)
+
+    def sign_step(self, values: Tensor, alpha: float, eps: float) -> None:
+        """`alpha * values / (|values| + eps)`, in place."""
+        self._sign_step(values.data_ptr(), values.numel(), alpha, eps)
 
     def adamw(
         self,
@@ -143,17 +154,31 @@ class Kernels:
         return out, dense
 
     def gmf_candidates(
-        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, row_bias: bool, candidates: Tensor
+        self,
+        rows: Tensor,
+        index: Tensor,
+        deltas: Tensor,
+        dense: Tensor,
+        step: Tensor,
+        row_bias: bool,
+        candidates: Tensor,
     ) -> Tensor:
-        """Logits `[candidates, n]` at every `theta + c * step`; `dense` is (weight, bias) and `step` what is added."""
+        """Logits `[candidates, n]` at every `theta + c * step`.
+
+        `deltas[index]` is what is added to the rows (nothing at -1), `step` what is added to `dense`, (weight, bias).
+        """
         n, width, k = len(rows) // 2, rows.shape[1], len(dense) - 1
-        out, half = rows.new_empty((len(candidates), n)), 4 * n * width
-        user, delta = rows.data_ptr(), deltas.data_ptr()
-        place = (user, user + half, delta, delta + half, n, width, k, row_bias, dense.data_ptr(), step.data_ptr())
-        self._gmf_candidates(
-            *place, float(dense[k]), float(step[k]), candidates.data_ptr(), len(candidates), out.data_ptr()
-        )
+        out = rows.new_empty((len(candidates), n))
+        place = (rows.data_ptr(), index.data_ptr(), deltas.data_ptr(), n, width, k, row_bias)
+        weights = (dense.data_ptr(), step.data_ptr(), float(dense[k]), float(step[k]))
+        self._gmf_candidates(*place, *weights, candidates.data_ptr(), len(candidates), out.data_ptr())
         return out
+
+
+def _places(parts: Sequence[Tensor]) -> tuple[Any, Any]:
+    """Where the parts are in memory, and the first row of each among all rows, and the end."""
+    edges = list(accumulate((len(part) for part in parts), initial=0))
+    return (_POINTER * len(parts))(*(part.data_ptr() for part in parts)), (_INT * len(edges))(*edges)
 
 
 def _check(wrong: int, index: Tensor, rows: int) -> None:

@@ -5,6 +5,7 @@ On the CPU by compiled kernels (kernels.py), elsewhere and without a compiler by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -37,17 +38,30 @@ def kernels_for(values: Tensor) -> Kernels | None:
     return kernels() if values.dtype == torch.float32 and reads_are_free(values.device) else None
 
 
-def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
-    """`table[rows]`: `[n, width]`.
+def gather_rows(table: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """`table[rows]`: `[n, width]`, in `out` if given.
 
     Without kernels on the CPU as bags of one row each: FBGEMM prefetches rows, and takes half the time of
     `index_select`.
     """
     if (compiled := kernels_for(table)) is not None:
-        return compiled.gather(table, rows)
+        return compiled.gather(table, rows, out)
     if table.device.type != "cpu" or len(rows) == 0:
-        return table.index_select(0, rows)
-    return embedding_bag(rows, table, _counting(len(rows)), mode="sum")
+        found = table.index_select(0, rows)
+    else:
+        found = embedding_bag(rows, table, _counting(len(rows)), mode="sum")
+    return found if out is None else out.copy_(found)
+
+
+def gather_parts(parts: Sequence[Tensor], rows: Tensor) -> Tensor:
+    """`torch.cat(parts)[rows]`."""
+    if (compiled := kernels_for(parts[0])) is not None:
+        return compiled.gather_parts(parts, rows)
+    return gather_rows(_joined(parts), rows)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def add_rows(table: Tensor, rows: Tensor, values: Tensor, scale: float | Tensor) -> None:
@@ -80,6 +94,31 @@ def store_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
 @lru_cache(maxsize=16)
 def _counting(count: int) -> Tensor:
     return torch.arange(count)
+
+
+@dataclass(slots=True)
+class Deltas:
+    """What an update adds to each of some rows `[m, width]`: `values[index]`, nothing where the index is -1.
+
+    Most rows of a batch are not touched by the update from another batch, so this is less than a matrix.
+    """
+
+    values: Tensor
+    index: Tensor
+
+    def dense(self) -> Tensor:
+        """As a matrix: `[m, width]`."""
+        zeros = self.values.new_zeros((1, self.values.shape[1]))
+        return gather_parts([self.values, zeros], torch.where(self.index < 0, len(self.values), self.index))
+
+    def add_to(self, rows: Tensor, c: float | Tensor) -> Tensor:
+        """`rows + c * deltas`, in the memory of `rows` where that is faster."""
+        compiled = kernels_for(rows)
+        if compiled is None or isinstance(c, Tensor):
+            return moved(rows, self.dense(), c)
+        if c:
+            compiled.add_indexed(rows, self.index, self.values, c)
+        return rows
 
 
 @dataclass
@@ -140,16 +179,21 @@ class UniqueRows:
         segment = torch.repeat_interleave(number, sizes, output_size=len(self.order))
         return torch.empty_like(self.order).index_copy_(0, self.order, segment)
 
-    def sum(self, occurrences: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Sums `[occurrences, width]` by distinct row, times `scale` if given: `[rows, width]`."""
+    def sum(self, occurrences: Tensor, scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Sums `[occurrences, width]` by distinct row, times `scale` if given: `[rows, width]`, in `out` if given."""
+        return self.sum_parts([occurrences], scale, out)
+
+    def sum_parts(self, parts: Sequence[Tensor], scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """The same where the occurrences are in parts, one after the other."""
         if len(self.rows) == 0:
-            return occurrences.new_zeros((0, occurrences.shape[1]))
-        if self.count is None and (compiled := kernels_for(occurrences)) is not None:
+            return parts[0].new_zeros((0, parts[0].shape[1]))
+        if self.count is None and (compiled := kernels_for(parts[0])) is not None:
             factor = 1.0 if scale is None else float(scale)
-            return compiled.sum(occurrences.contiguous(), self.order, self.starts, factor)
-        sums = embedding_bag(self.order, occurrences, self.starts, mode="sum")
+            return compiled.sum([part.contiguous() for part in parts], self.order, self.starts, factor, out)
+        sums = embedding_bag(self.order, _joined(parts), self.starts, mode="sum")
         sums = sums if self.count is None else sums.index_select(0, self._repeat_last)
-        return sums if scale is None else sums.mul_(scale)
+        sums = sums if scale is None else sums.mul_(scale)
+        return sums if out is None else out.copy_(sums)
 
     def find(self, rows: Tensor) -> Tensor:
         """Index of each of `rows` among the distinct ones; `len(self.rows)` where it is missing."""
@@ -158,12 +202,12 @@ class UniqueRows:
         at = torch.searchsorted(self.rows, rows).clamp_(max=len(self.rows) - 1)
         return torch.where(self.rows.index_select(0, at) == rows, at, len(self.rows))
 
-    def values_for(self, values: Tensor, wanted: UniqueRows) -> Tensor:
-        """The value (`[rows, width]`) of each occurrence of `wanted`: `[occurrences, width]`; zeros where none is."""
-        if self.count is None and wanted.count is None and (compiled := kernels_for(values)) is not None:
-            return compiled.lookup(self.rows, values, wanted.rows, wanted.order, wanted.starts)
-        padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
-        return gather_rows(padded, self.find(wanted.rows).index_select(0, wanted.inverse))
+    def places_of(self, wanted: UniqueRows) -> Tensor:
+        """The place of each occurrence of `wanted` among the distinct rows here; -1 where it is missing."""
+        if self.count is None and wanted.count is None and (compiled := kernels()) is not None:
+            return compiled.places(self.rows, wanted.rows, wanted.order, wanted.starts)
+        found = self.find(wanted.rows).index_select(0, wanted.inverse)
+        return torch.where(found == len(self.rows), -1, found)
 
     def square_sum(self, values: Tensor) -> Tensor:
         """The sum of squares of `values` `[rows, width]`, each distinct row counted once."""

@@ -1,7 +1,8 @@
 """Collectives through shared memory, for ranks on one host that compute on the CPU.
 
-Gloo moves every message through TCP on the loopback interface: four copies and two wake-ups. Here the sender copies
-its message into a shared buffer and the receiver copies its part out. Gloo is used once, to find each other.
+Gloo moves every message through TCP on the loopback interface: four copies and two wake-ups. Here the sender writes
+its message into a shared buffer (`send_buffer`), or copies it there, and the receiver reads its parts in place (`use`),
+or copies them out. Gloo is used once, to find each other.
 
 Every rank has a *board*, a ring of one line per message:
 
@@ -16,6 +17,7 @@ order; they may wait for them in any order.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import platform
@@ -24,6 +26,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -31,14 +34,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from invdist.embeddings.comm import Comm, Pending
+from invdist.embeddings.comm import Comm, Pending, T
+from invdist.embeddings.kernels import kernels
 
 _LINES = 1024
 """Messages that may be on their way at once."""
 _SMALLEST = 1 << 16
-_LOOKS, _NAP_MS, _CHECK_S = 500, 2, 0.5
-"""How often a rank looks before it sleeps (about 0.1 ms); how long it sleeps if nobody wakes it; how often it checks
-that all ranks live."""
+_LOOKS_US, _NAP_MS, _CHECK_S = 300, 2, 0.5
+"""How long a rank looks before it sleeps, if each has a core; how long it sleeps if nobody wakes it; how often it
+checks that all ranks live."""
 
 
 class RankLost(RuntimeError):
@@ -51,7 +55,8 @@ class SharedMemoryComm(Comm):
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, torch.device("cpu"))
         self._timeout_s, self._number = timeout_s, 0
-        self._cores = len(os.sched_getaffinity(0))
+        self._kernels = kernels()
+        self._looks_us = _LOOKS_US if self.size <= len(os.sched_getaffinity(0)) else 0
         self._line = 3 + self.size + 1
         self._board = _Buffer.new((_LINES * (self._line + 1) + 1) * 8)
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -64,6 +69,7 @@ class SharedMemoryComm(Comm):
         self._wakes: list[int] = []
         self._opened: list[dict[int, _Buffer]] = [{} for _ in range(self.size)]
         self._free: list[_Buffer] = []
+        self._prepared: _Buffer | None = None
         self._sent: dict[int, _Buffer] = {}
         self._unread: dict[int, weakref.ref[_Arriving]] = {}
 
@@ -85,24 +91,28 @@ class SharedMemoryComm(Comm):
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
         """As `Comm.all_to_all`."""
-        row_bytes = send.element_size() * int(np.prod(send.shape[1:], dtype=np.int64))
-        edges = np.zeros(self.size + 1, np.int64)
-        np.cumsum(np.asarray(send_rows) * row_bytes, out=edges[1:])
+        row_bytes = send.element_size() * math.prod(send.shape[1:])
+        edges = [0, *accumulate(rows * row_bytes for rows in send_rows)]
         number = self._publish(send, edges)
-        self._count(int(edges[-1]) - send_rows[self.rank] * row_bytes)
-        return self._arriving(number, lambda: self._read_parts(number, send, recv_rows, row_bytes))
+        self._count(edges[-1] - send_rows[self.rank] * row_bytes)
+        return self._arriving(number, lambda: self._parts(number, send, recv_rows, row_bytes))
+
+    def send_buffer(self, rows: int, width: int, like: Tensor) -> Tensor:
+        """As `Comm.send_buffer`."""
+        self._collect()
+        self._prepared = self._buffer(rows * width * like.element_size())
+        return self._prepared.tensor(like.dtype, 0, rows * width).view(rows, width)
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """As `Comm.all_reduce`; every rank sums in order of rank, so all have the same bits."""
         size = tensor.numel() * tensor.element_size()
-        edges = np.zeros(self.size + 1, np.int64)
-        edges[1:] = size  # one part that everybody reads
+        edges = [0, *[size] * self.size]  # one part that everybody reads
         number = self._publish(tensor, edges)
         self._count(size * (self.size - 1))
-        return self._arriving(number, lambda: self._read_sum(number, tensor))
+        return self._arriving(number, lambda: [self._read_sum(number, tensor)])
 
-    def _arriving(self, number: int, read: Callable[[], Tensor]) -> _Arriving:
-        arriving = _Arriving(read)
+    def _arriving(self, number: int, read: Callable[[], list[Tensor]]) -> _Arriving:
+        arriving = _Arriving(read, lambda: self._mark_read(number))
         self._unread[number] = weakref.ref(arriving)
         return arriving
 
@@ -119,17 +129,21 @@ class SharedMemoryComm(Comm):
         self._unread.pop(number, None)
         self._done[self.rank][number % _LINES] = number
 
-    def _publish(self, tensor: Tensor, edges: np.ndarray) -> int:
+    def _publish(self, tensor: Tensor, edges: Sequence[int]) -> int:
         """Copies a message into a buffer and enters it on the board. Gives its number."""
         number, self._number = self._number + 1, self._number + 1
         self._read_old()
         line = self._boards[self.rank][number % _LINES]
         if line[0]:
             self._wait(lambda: self._read_by_all(int(line[0])), int(line[0]))
-        self._collect()
-        buffer = self._buffer(int(edges[-1]))
-        if tensor.numel():
-            buffer.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.detach().reshape(-1))
+        buffer, self._prepared = self._prepared, None
+        if buffer is None or tensor.data_ptr() != buffer.address:
+            self._collect()
+            if buffer is not None:  # prepared for a message that was not sent
+                self._free.append(buffer)
+            buffer = self._buffer(edges[-1])
+            if tensor.numel():
+                buffer.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.detach().reshape(-1))
         self._sent[number] = buffer
         line[1], line[2] = buffer.fd, buffer.size
         line[3:] = edges
@@ -140,9 +154,9 @@ class SharedMemoryComm(Comm):
                     os.write(self._wakes[rank], b"x")
         return number
 
-    def _read_parts(self, number: int, send: Tensor, recv_rows: Sequence[int], row_bytes: int) -> Tensor:
-        received = send.new_empty((sum(recv_rows), *send.shape[1:]))
-        flat, at = received.view(-1), 0
+    def _parts(self, number: int, send: Tensor, recv_rows: Sequence[int], row_bytes: int) -> list[Tensor]:
+        """What each rank sent to this one, in the memory of its message."""
+        parts = []
         for rank in range(self.size):
             line = self._line_of(rank, number)
             start, stop = int(line[3 + self.rank]), int(line[4 + self.rank])
@@ -150,13 +164,9 @@ class SharedMemoryComm(Comm):
                 raise RankLost(
                     f"rank {rank} sent {stop - start} bytes where {recv_rows[rank] * row_bytes} were expected"
                 )
-            count = (stop - start) // send.element_size()
-            if count:
-                part = self._open(rank, line).tensor(send.dtype, start, count)
-                flat[at : at + count].copy_(part)
-                at += count
-        self._mark_read(number)
-        return received
+            part = self._open(rank, line).tensor(send.dtype, start, (stop - start) // send.element_size())
+            parts.append(part.view(recv_rows[rank], *send.shape[1:]))
+        return parts
 
     def _read_sum(self, number: int, tensor: Tensor) -> Tensor:
         parts = [
@@ -166,24 +176,24 @@ class SharedMemoryComm(Comm):
         total = parts[0].clone()
         for part in parts[1:]:
             total.add_(part)
-        tensor.copy_(total.view_as(tensor))
-        self._mark_read(number)
-        return tensor
+        return tensor.copy_(total.view_as(tensor))
 
     def _line_of(self, rank: int, number: int) -> np.ndarray:
         line = self._boards[rank][number % _LINES]
         if line[0] != number:
-            self._wait(lambda: bool(line[0] == number), number, rank)
+            word = line.ctypes.data
+            looks = self._looks_us
+            if self._kernels is None or not looks or not self._kernels.wait_for(word, number, looks):
+                self._wait(lambda: bool(line[0] == number), number, rank)
         return line
 
     def _wait(self, ready: Callable[[], bool], number: int, rank: int | None = None) -> None:
-        """Looks a few times whether `ready()`, then sleeps until woken. Raises `RankLost` if a rank ended.
+        """Sleeps until woken and `ready()`. Raises `RankLost` if a rank ended.
 
         A wake-up may be missed: the other rank may see the flag before it is set. So the sleep is short.
         """
-        for _ in range(_LOOKS if self.size <= self._cores else 1):
-            if ready():
-                return
+        if ready():
+            return
         started = checked = time.monotonic()
         asleep = self._asleep[self.rank]
         asleep[0] = 1
@@ -231,13 +241,22 @@ class SharedMemoryComm(Comm):
 class _Arriving(Pending):
     """A tensor that is read from the others when it is waited for."""
 
-    def __init__(self, read: Callable[[], Tensor]) -> None:
-        self._read: Callable[[], Tensor] | None = read
+    def __init__(self, read: Callable[[], list[Tensor]], read_all: Callable[[], None]) -> None:
+        self._read: Callable[[], list[Tensor]] | None = read
+        self._done = read_all
 
     def wait(self) -> Tensor:
         if self._read is not None:
-            self._tensor, self._read = self._read(), None
+            self._tensor = self.use(lambda parts: parts[0] if len(parts) == 1 else torch.cat(parts))
         return self._tensor
+
+    def use(self, function: Callable[[list[Tensor]], T]) -> T:
+        if self._read is None:
+            return function([self._tensor])
+        found = function(self._read())
+        self._read = None
+        self._done()
+        return found
 
 
 class _Buffer:
@@ -247,6 +266,7 @@ class _Buffer:
         self.fd, self.size = fd, size
         self.memory = mmap.mmap(fd, size)
         self._bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.address = self._bytes.data_ptr()
 
     @classmethod
     def new(cls, size: int) -> _Buffer:

@@ -18,7 +18,7 @@ from torch import Tensor
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.exchange import Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
-from invdist.embeddings.row_moves import UniqueRows, add_rows, gather_rows
+from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
 
@@ -100,9 +100,13 @@ class EmbeddingStore:
         routes = exchange.finish().routes
         if routes[0].held is not None:
             return [self._whole(gather_rows(self.local_rows, _present(route.held))) for route in routes]
-        answer = gather_rows(self.local_rows, exchange.joint_requested)
-        arrived = self.comm.all_to_all(answer, exchange.received, exchange.sent).wait()
-        return [self._whole(gather_rows(arrived, _present(route.joint_index))) for route in routes]
+        wanted = exchange.joint_requested
+        answer = self.comm.send_buffer(len(wanted), self.layout.width, self.local_rows)
+        gather_rows(self.local_rows, wanted, out=answer)
+        arriving = self.comm.all_to_all(answer, exchange.received, exchange.sent)
+        return arriving.use(
+            lambda parts: [self._whole(gather_parts(parts, _present(route.joint_index))) for route in routes]
+        )
 
     @torch.no_grad()
     def push(self, route: Route, gradient: Tensor) -> Callable[..., RowUpdate]:
@@ -113,25 +117,32 @@ class EmbeddingStore:
         """
         pieces, pending = gradient.reshape(-1, self.layout.width), None
         if route.asked is not None:
-            summed = route.asked.sum(pieces)
             if self.layout.replicated:
-                summed = summed.repeat(self.comm.size, 1)
+                summed = route.asked.sum(pieces).repeat(self.comm.size, 1)
+            else:
+                buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
+                summed = route.asked.sum(pieces, out=buffer)
             pending = self.comm.all_to_all(summed, route.sent, route.received)
 
         def arrive(scale: Tensor | None = None) -> RowUpdate:
-            return RowUpdate(route.unique, route.unique.sum(pieces if pending is None else pending.wait(), scale))
+            if pending is None:
+                return RowUpdate(route.unique, route.unique.sum(pieces, scale))
+            return RowUpdate(route.unique, pending.use(lambda parts: route.unique.sum_parts(parts, scale)))
 
         return arrive
 
     @torch.no_grad()
-    def lookup_delta(self, route: Route, update: RowUpdate) -> Tensor:
-        """What `update` would add to the rows of a group: `[2n, columns]`, zero where it touches nothing."""
+    def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
+        """What `update` would add to the rows of a group, `[2n, columns]`."""
         if route.held is not None:
             own = route.unique if route.asked is None else route.asked
-            return self._whole(update.unique.values_for(update.values, own))
-        deltas = update.unique.values_for(update.values, route.unique)
+            deltas = Deltas(update.values, update.unique.places_of(own))
+            return deltas if self.layout.whole_rows else _each(self._whole(deltas.dense()))
+        deltas = Deltas(update.values, update.unique.places_of(route.unique)).dense()
         arrived = self.comm.all_to_all(deltas, route.received, route.sent).wait()
-        return self._whole(gather_rows(arrived, route.answer_index))
+        if self.layout.whole_rows:
+            return Deltas(arrived, route.answer_index)
+        return _each(self._whole(gather_rows(arrived, route.answer_index)))
 
     @torch.no_grad()
     def add(self, update: RowUpdate, scale: float | Tensor) -> None:
@@ -187,6 +198,11 @@ class EmbeddingStore:
     def _whole(self, pieces: Tensor) -> Tensor:
         """Whole rows from their pieces, which are side by side."""
         return pieces.view(-1, self.columns)
+
+
+def _each(deltas: Tensor) -> Deltas:
+    """A delta of its own for every row."""
+    return Deltas(deltas, torch.arange(len(deltas), device=deltas.device))
 
 
 def _present(index: Tensor | None) -> Tensor:

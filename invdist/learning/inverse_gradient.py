@@ -22,7 +22,6 @@ from torch import Tensor
 
 from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange
-from invdist.embeddings.row_moves import moved
 from invdist.learning.losses import inverse_dual_loss, log_loss
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Batch, Record, TrainingDiverged
@@ -35,9 +34,17 @@ class RanksDisagree(RuntimeError):
     """The ranks no longer train the same model."""
 
 
-def phi(gradient: Tensor, inner: str) -> Tensor:
-    """The inner rule: `sign` is what one step of a fresh Adam does, `sgd` leaves the gradient as it is."""
-    return gradient / gradient.abs().add_(_SIGN_EPS) if inner == "sign" else gradient
+def direct_step(gradient: Tensor, alpha: float, inner: str) -> Tensor:
+    """`alpha * phi(g)` by the inner rule, in the memory of the gradient where that is faster.
+
+    `sign` is what one step of a fresh Adam does, `sgd` leaves the gradient as it is.
+    """
+    if inner == "sgd":
+        return alpha * gradient
+    if (compiled := row_moves.kernels_for(gradient)) is not None:
+        compiled.sign_step(gradient, alpha, _SIGN_EPS)
+        return gradient
+    return alpha * (gradient / gradient.abs().add_(_SIGN_EPS))
 
 
 def tie_order(candidates: Sequence[float]) -> list[int]:
@@ -80,13 +87,14 @@ class InverseGradient:
         with watch("step"):
             loss_U, annotation = inverse_dual_loss(model.logits(rows_U, route_U))
             g, _ = model.gradient(loss_U.sum(), len(loss_U), rows_U, route_U)
-            D = g.map(lambda value: self.alpha * phi(value, self.inner))
+            square_g = self._square(g)
+            D = g.map(lambda value: direct_step(value, self.alpha, self.inner))
 
         # 2. and 3. The loss of every candidate theta + c*D; one all-reduce sums them over the global V.
         with watch("candidates"):
             deltas_V = model.rows.lookup_delta(route_V, D.rows)
             logits = model.candidate_logits(rows_V, route_V, deltas_V, D, self.candidates)
-            figures = self._reduce(log_loss(logits, batch.label), annotation.w1, g)
+            figures = self._reduce(log_loss(logits, batch.label), annotation.w1, square_g)
 
         # 4. The smallest loss wins, on every rank alike.
         c, details = self._choose(figures)
@@ -94,7 +102,7 @@ class InverseGradient:
         # 5. Commit, then one gamma step on the log-loss of V at the committed theta.
         with watch("commit"):
             model.add(D, c)
-            committed_V = moved(rows_V.detach(), deltas_V, c).requires_grad_()
+            committed_V = deltas_V.add_to(rows_V.detach(), c).requires_grad_()
             loss_V = log_loss(model.logits(committed_V, route_V), batch.label)
             penalty = model.penalty(committed_V, route_V, len(loss_V))
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V, penalty)
@@ -102,7 +110,7 @@ class InverseGradient:
         self._test_square = self._square(gradient_V)
         return Record(loss, details or {}, None if details else lambda: self._details(figures.cpu().numpy()))
 
-    def _reduce(self, losses_V: Tensor, w1: Tensor, g: Update) -> Tensor:
+    def _reduce(self, losses_V: Tensor, w1: Tensor, square_g: Tensor) -> Tensor:
         """One all-reduce of all that is summed over ranks: float64 `[candidates + 5 + 2 * ranks]`.
 
         The loss sum of each candidate over V (`losses_V` is `[candidates, n]`); pairs in V and U; the annotation
@@ -111,7 +119,7 @@ class InverseGradient:
         """
         comm, device = self.model.comm, self.model.device
         pairs_V, pairs_U = (torch.full((), n, dtype=torch.float64, device=device) for n in (losses_V.shape[1], len(w1)))
-        shared = torch.stack([pairs_V, pairs_U, w1.sum(), self._square(g), self._test_square])
+        shared = torch.stack([pairs_V, pairs_U, w1.sum(), square_g, self._test_square])
         by_rank = torch.zeros((comm.size, 2), dtype=torch.float64, device=device)
         if comm.size > 1:
             by_rank[comm.rank] = torch.stack([self._chosen, self.model.checksum()])

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+
+from invdist.embeddings.row_moves import Deltas
 
 BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
 
@@ -30,7 +33,7 @@ class Backbone(nn.Module):
         return self(*rows.chunk(2))
 
     def candidate_logits(
-        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, candidates: Sequence[float]
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
     ) -> Tensor | None:
         """Logits `[candidates, n]` at rows + c * deltas and dense + c * step, without dropout; None: try one by one.
 
@@ -53,6 +56,11 @@ class Backbone(nn.Module):
     def combine(self, user: Tensor, item: Tensor) -> Tensor:
         """Logits of pairs of prepared rows."""
         return self(user, item)
+
+
+def autocasts(rows: Tensor) -> bool:
+    """Whether operators on these rows are computed in bf16: then by torch, which knows which of them may be."""
+    return rows.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(rows.device.type)
 
 
 def init_linear(layer: nn.Module) -> None:

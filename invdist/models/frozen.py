@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from invdist.models.backbone import Backbone
+
+TILE = 256
+"""Pairs that `score_in_tiles` computes at once; fewer are padded to it."""
 
 
 class FrozenModel(nn.Module):
@@ -23,6 +30,20 @@ class FrozenModel(nn.Module):
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         return self.backbone(self.user[user], self.item[item])
+
+
+@torch.inference_mode()
+def score_in_tiles(model: Callable[[Tensor, Tensor], Tensor], user: Tensor, item: Tensor) -> Tensor:
+    """Logits `[n]` of pairs of indices, computed in tiles of one fixed shape.
+
+    The logit of a pair is then equal to the bit whatever is scored with it. Matrix products choose their kernel, and
+    with it the order of their sums, by the number of rows. Threads divide rows too, so the caller must have set one
+    thread per operation (`runtime.process.one_thread`).
+    """
+    if not len(user):
+        return torch.empty(0)
+    tiles = zip(*(pad(ids, (0, -len(ids) % TILE)).split(TILE) for ids in (user, item)), strict=True)
+    return torch.cat([model(users, items) for users, items in tiles])[: len(user)]
 
 
 class Additive(Backbone):

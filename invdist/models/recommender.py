@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange, Pairs, Route
-from invdist.embeddings.row_moves import moved
+from invdist.embeddings.row_moves import Deltas, moved
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
 from invdist.models.backbone import Backbone
 from invdist.models.flat import FlatAdamW, flatten, views
@@ -102,7 +102,7 @@ class Recommender:
 
     @torch.no_grad()
     def candidate_logits(
-        self, rows: Tensor, route: Route, deltas: Tensor, step: Update, candidates: Sequence[float]
+        self, rows: Tensor, route: Route, deltas: Deltas, step: Update, candidates: Sequence[float]
     ) -> Tensor:
         """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
 
@@ -113,11 +113,11 @@ class Recommender:
             found = self.backbone.candidate_logits(rows, deltas, self._flat, step.dense, candidates)
             if found is not None:
                 return found
-        theta, logits = self._flat.clone(), []
+        theta, added, logits = self._flat.clone(), deltas.dense(), []
         with self.evaluating():
             for c in candidates:
                 self._flat.copy_(moved(theta, step.dense, c))
-                logits.append(self.logits(moved(rows, deltas, c), route, exact=True))
+                logits.append(self.logits(moved(rows, added, c), route, exact=True))
         self._flat.copy_(theta)
         return torch.stack(logits)
 

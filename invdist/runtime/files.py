@@ -42,17 +42,19 @@ def describe_os_error(error: OSError) -> str:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
     """A free path beside `path` to write a file to, which becomes `path` when the block ends without an error.
 
-    A reader sees the old file or the whole new one, never half of it. After an error nothing is left.
+    A reader sees the old file or the whole new one, never half of it. After an error nothing is left. Without `flush`
+    that is so unless the machine itself stops.
     """
     final = Path(path)
     # A name of its own: two processes may write the same file.
     unfinished = final.with_name(f".{final.name[:50]}.{uuid.uuid4().hex[:12]}{UNFINISHED}")
     try:
         yield unfinished
-        _flush(unfinished)
+        if flush:
+            _flush(unfinished)
         os.replace(unfinished, final)
     except BaseException:
         unfinished.unlink(missing_ok=True)
@@ -154,17 +156,18 @@ class Folder:
         return self.filesystem.open_input_file(self._inside(name))
 
     @contextmanager
-    def create(self, name: str) -> Iterator[pa.NativeFile]:
+    def create(self, name: str, flush: bool = True) -> Iterator[pa.NativeFile]:
         """A file to write, which has its name only after the block ended without an error.
 
-        On a local disk it is flushed to the medium, too. Objects of a store such as S3 appear when they are closed.
+        On a local disk it is flushed to the medium, too, unless `flush` is False. Objects of a store such as S3 appear
+        when they are closed.
         """
         path = self._inside(name)
         if not self.local:
             with self.filesystem.open_output_stream(path) as file:
                 yield file
             return
-        with replacing(path) as unfinished, self.filesystem.open_output_stream(str(unfinished)) as file:
+        with replacing(path, flush) as unfinished, self.filesystem.open_output_stream(str(unfinished)) as file:
             yield file
 
     def make(self) -> None:

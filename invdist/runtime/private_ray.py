@@ -33,8 +33,8 @@ _OF_ANOTHER_RAY = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN")
 _START_SECONDS = 90.0
 _END_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
-# Ray puts Unix sockets about 65 characters below the folder, and their paths are limited to 107.
-_LONGEST_FOLDER = 40
+# Ray puts Unix sockets up to 70 characters below the folder, and their paths are limited to 107.
+_LONGEST_FOLDER = 36
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,20 @@ class PrivateRay:
 
 
 @contextlib.contextmanager
-def private_ray(cpus: int | None = None, *, dashboard: bool = False, bind: str = LOOPBACK) -> Iterator[PrivateRay]:
+def private_ray(
+    cpus: int | None = None,
+    *,
+    dashboard: bool = False,
+    bind: str = LOOPBACK,
+    variables: dict[str, str] | None = None,
+) -> Iterator[PrivateRay]:
     """Inside, a private head runs and the environment of this process points to it; it always ends on leaving.
 
-    Call it before anything imports ray. `bind` opens the head and its dashboard to another address.
+    Call it before anything imports ray. `bind` opens the head and its dashboard to another address. `variables` is an
+    earlier `new_environment` with more in it.
     """
     assert "ray" not in sys.modules, "ray reads its environment at import: start the private head before that"
-    head = start(cpus, dashboard=dashboard, bind=bind)
+    head = start(cpus, dashboard=dashboard, bind=bind, variables=variables)
     before = {name: os.environ.get(name) for name in [*head.environment, *_OF_ANOTHER_RAY]}
     for name in _OF_ANOTHER_RAY:
         os.environ.pop(name, None)
@@ -167,7 +174,7 @@ def _command(folder: Path, cpus: int | None, dashboard: bool, bind: str) -> list
     free += ("runtime-env-agent-port", "metrics-export-port", "min-worker-port", "max-worker-port")
     command += [f"--{name}=0" for name in free]
     # The client server cannot be turned off and does not accept port 0.
-    command.append(f"--ray-client-server-port={_free_port(bind)}")
+    command.append(f"--ray-client-server-port={free_port(bind)}")
     if cpus is not None:
         command.append(f"--num-cpus={cpus}")
     return command
@@ -206,7 +213,8 @@ def _environment_of_head() -> dict[str, str]:
     return kept
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """A port of an address that nobody listens on."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

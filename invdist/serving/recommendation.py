@@ -57,23 +57,30 @@ def recommendations(
     if unknown not in get_args(UnknownUser):
         raise UserError(f"unknown={unknown!r}: expected {', '.join(get_args(UnknownUser))}")
     top = TopK(run.model, k, ObservedPairs.of(run.dataset, seen) if seen else None)
+    return recommendation_tables(top, users, run.users, run.items, unknown)
+
+
+def recommendation_tables(
+    top: TopK, asked: AskedUsers | None, users: RawIds, items: RawIds, unknown: UnknownUser
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """The same, of what finds the best items and the raw ids of both sides."""
     schema = pa.schema(
         [
-            pa.field("user", run.users.type),
+            pa.field("user", users.type),
             pa.field("rank", pa.int32()),
-            pa.field("item", run.items.type),
+            pa.field("item", items.type),
             pa.field("score", pa.float32()),
         ]
     )
 
     def table(best: Best) -> pa.Table:
-        columns = [run.users.take(best.user), pa.array(best.rank), run.items.take(best.item), pa.array(best.score)]
+        columns = [users.take(best.user), pa.array(best.rank), items.take(best.item), pa.array(best.score)]
         return pa.table(columns, schema=schema)
 
-    if users is None:
-        return schema, map(table, top.of(np.arange(len(run.users))))
-    tables = ((best, table(best)) for best in top.of(users.known))
-    return schema, _with_unknown(users, schema, tables) if unknown == "null" else (found for _, found in tables)
+    if asked is None:
+        return schema, map(table, top.of(np.arange(len(users))))
+    tables = ((best, table(best)) for best in top.of(asked.known))
+    return schema, _with_unknown(asked, schema, tables) if unknown == "null" else (found for _, found in tables)
 
 
 def _with_unknown(users: AskedUsers, schema: pa.Schema, tables: Iterator[tuple[Best, pa.Table]]) -> Iterator[pa.Table]:

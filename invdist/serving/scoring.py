@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,14 +13,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from invdist.models.frozen import FrozenModel
+from invdist.models.frozen import FrozenModel, score_in_tiles
 from invdist.runtime.errors import UserError
+from invdist.runtime.process import one_thread
 from invdist.serving.inputs import COUNTS, MatchedPairs, PairSource
 from invdist.serving.raw_ids import RawIds
 from invdist.serving.run import TrainedRun
 
 Unknown = Literal["null", "prior", "drop"]
-_SCORED_ROWS = 1 << 16
+_SCORED_ROWS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,15 @@ class Scorer:
     def score(self, pairs: MatchedPairs) -> tuple[MatchedPairs, np.ndarray, np.ndarray]:
         """(the rows to give, their scores as float32, which of them the model knows)."""
         known = pairs.known
+        return self.filled(pairs, logits(self.model, pairs.user[known], pairs.item[known]))
+
+    def filled(self, pairs: MatchedPairs, known_scores: np.ndarray) -> tuple[MatchedPairs, np.ndarray, np.ndarray]:
+        """The same, from the scores of the known pairs."""
+        known = pairs.known
         if self.unknown == "drop" and not known.all():
             pairs, known = pairs.where(known), known[known]
         scores = np.full(len(known), self.prior, np.float32)
-        scores[known] = logits(self.model, pairs.user[known], pairs.item[known])
+        scores[known] = known_scores
         return pairs, scores, known
 
     def column(self, values: np.ndarray, known: np.ndarray) -> pa.Array:
@@ -83,18 +90,36 @@ class ScoreTables:
         """The table of some pairs."""
         self.counts.update(pairs.counts)
         pairs, score, known = self.scorer.score(pairs)
-        probability = (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
+        probability = probabilities(score)
         scores = self.scorer.column(score, known)
         self.counts["scored"] += len(scores) - scores.null_count
         columns = [pairs.raw_user, pairs.raw_item, scores, self.scorer.column(probability, known), pa.array(known)]
         return pa.table(columns, schema=self.schema)
 
 
+def probabilities(score: np.ndarray) -> np.ndarray:
+    """Probabilities (float32) of logits."""
+    return (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
+
+
 def logits(model: Callable[[Tensor, Tensor], Tensor], user: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Logits (float32) of pairs of indices (int64), a bounded number at a time."""
+    """Logits (float32) of pairs of indices (int64), a bounded number at a time.
+
+    They are equal to the bit whatever is scored with a pair, by how many threads.
+    """
     scores = np.empty(len(user), np.float32)
-    with torch.inference_mode():
-        for start in range(0, len(user), _SCORED_ROWS):
-            part = slice(start, start + _SCORED_ROWS)
-            scores[part] = model(torch.from_numpy(user[part]), torch.from_numpy(item[part])).float().numpy()
+
+    def score(start: int) -> None:
+        part = slice(start, start + _SCORED_ROWS)
+        pairs = torch.from_numpy(user[part]), torch.from_numpy(item[part])
+        scores[part] = score_in_tiles(model, *pairs).float().numpy()
+
+    starts = range(0, len(user), _SCORED_ROWS)
+    with one_thread() as threads:
+        if len(starts) < 2 or threads == 1:
+            for start in starts:
+                score(start)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(score, starts))
     return scores

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from invdist.data.stream.observed import ObservedPairs
-from invdist.models.frozen import FrozenModel
+from invdist.models.frozen import FrozenModel, score_in_tiles
 from invdist.runtime.errors import UserError
+from invdist.runtime.process import one_thread
 from invdist.serving.all_pairs import all_pairs
 
 _USERS = 256
@@ -40,6 +41,13 @@ class Best(NamedTuple):
     score: np.ndarray
 
 
+@torch.inference_mode()
+def prepared_items(model: FrozenModel) -> list[Any]:
+    """The catalogue in tiles, prepared for scoring all pairs: tensors, or tuples of them."""
+    form = all_pairs(model.backbone)
+    return [form.items(tile) for tile in pad(model.item, (0, 0, 0, -len(model.item) % _TILE)).split(_TILE)]
+
+
 class TopK:
     """Finds the `k` best items of users, those of `seen` left out. Users with fewer unseen items get fewer.
 
@@ -47,7 +55,10 @@ class TopK:
     equal ones is the last of the list is not defined.
     """
 
-    def __init__(self, model: FrozenModel, k: int, seen: ObservedPairs | None = None) -> None:
+    def __init__(
+        self, model: FrozenModel, k: int, seen: ObservedPairs | None = None, items: list[Any] | None = None
+    ) -> None:
+        """`items` are the `prepared_items` of the model, which do not depend on `k`; by default they are made here."""
         self.items = len(model.item)
         if k < 1:
             raise UserError(f"k={k}: expected at least 1 item per user")
@@ -55,9 +66,7 @@ class TopK:
             raise UserError(f"k={k} is more than the {self.items} items of the catalogue")
         self.model, self.k, self.seen = model, k, seen
         self._all_pairs = all_pairs(model.backbone)
-        with torch.inference_mode():
-            tiles = pad(model.item, (0, 0, 0, -self.items % _TILE)).split(_TILE)
-            self._tiles = [self._all_pairs.items(tile) for tile in tiles]
+        self._tiles = prepared_items(model) if items is None else items
         # Where half of the catalogue would be candidates, every item is one.
         self._by_blocks = k * _BLOCK * 2 < self.items
 
@@ -67,17 +76,12 @@ class TopK:
         batches = (torch.from_numpy(users[start : start + size]) for start in range(0, len(users), size))
         # One thread per batch. Torch would instead divide every small product among all threads, which would then wait
         # for each other thousands of times.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(threads) as pool:
-                ahead = deque(pool.submit(self._best, batch) for batch in islice(batches, 2 * threads))
-                while ahead:
-                    best = ahead.popleft().result()
-                    ahead.extend(pool.submit(self._best, batch) for batch in islice(batches, 1))
-                    yield best
-        finally:
-            torch.set_num_threads(threads)
+        with one_thread() as threads, ThreadPoolExecutor(threads) as pool:
+            ahead = deque(pool.submit(self._best, batch) for batch in islice(batches, 2 * threads))
+            while ahead:
+                best = ahead.popleft().result()
+                ahead.extend(pool.submit(self._best, batch) for batch in islice(batches, 1))
+                yield best
 
     @torch.inference_mode()
     def _best(self, user: Tensor) -> Best:
@@ -118,7 +122,7 @@ class TopK:
         item = item.clamp(min=0)
         if self.seen is not None:
             out |= torch.from_numpy(self.seen.contains(user.numpy(), item.numpy()))
-        return self.model(user, item).masked_fill_(out, -torch.inf).view_as(candidates)
+        return score_in_tiles(self.model, user, item).masked_fill_(out, -torch.inf).view_as(candidates)
 
     def _seen(self, user: Tensor) -> list[Tensor]:
         """Flat positions in each tile of the seen items of these users."""

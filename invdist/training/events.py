@@ -1,4 +1,4 @@
-"""Writes the events of a run: `metrics.jsonl`, and the same for TensorBoard."""
+"""Writes the events of a run: `metrics.jsonl`, and the same for TensorBoard and other places that are watched."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from invdist.training.history import METRICS_FILE, end_of_last_line
 from invdist.training.tensorboard import Writer
 
 _FLUSH_S = 1.0
 _WAITING = 10_000  # events; with more a step waits, so that a disk that hangs does not fill the memory
+
+
+class Sink(Protocol):
+    """Another place that events are written to, such as TensorBoard. Called by the thread that writes."""
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Takes one event."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is pending."""
+        ...
 
 
 class _Line(NamedTuple):
@@ -30,10 +43,10 @@ class EventLog:
     A thread writes, so that a step does not wait for the disk. Readers see a step within a second, or earlier: with
     every `flush_every`th step that is written. They see other events at once. A process that is killed loses the steps
     of its last second at most; one that ends in any other way loses nothing. An error of the thread is raised by the
-    next call.
+    next call. `sinks` get the same events.
     """
 
-    def __init__(self, run: Path, writes: bool, flush_every: int = 1) -> None:
+    def __init__(self, run: Path, writes: bool, flush_every: int = 1, sinks: Sequence[Sink] = ()) -> None:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._queue: queue.Queue[_Line | threading.Event | None] = queue.Queue(_WAITING)
@@ -45,7 +58,7 @@ class EventLog:
         # A killed writer may have left part of a line: the next event must start on a new one.
         file.truncate(end_of_last_line(path))
         self._thread = threading.Thread(
-            target=self._run, args=(file, Writer(run), flush_every), name="events", daemon=True
+            target=self._run, args=(file, [Writer(run), *sinks], flush_every), name="events", daemon=True
         )
         self._thread.start()
         atexit.register(self.close)
@@ -82,7 +95,7 @@ class EventLog:
         if failure is not None:
             raise failure
 
-    def _run(self, file: TextIO, board: Writer, flush_every: int) -> None:
+    def _run(self, file: TextIO, sinks: Sequence[Sink], flush_every: int) -> None:
         """The thread: takes lines to write, flushes to answer (`threading.Event`), and None, the end."""
         unflushed, due = 0, math.inf
         while True:
@@ -96,13 +109,15 @@ class EventLog:
                     due = due if unflushed else time.monotonic() + _FLUSH_S
                     unflushed += 1
                     file.write(item.text)
-                    board.write(item.event)
+                    for sink in sinks:
+                        sink.write(item.event)
                 step = isinstance(item, _Line) and item.event["event"] == "step"
                 if not step or unflushed >= flush_every or time.monotonic() >= due:
                     unflushed = 0
                     file.flush()
                 if item is None:
-                    board.close()
+                    for sink in sinks:
+                        sink.close()
             except Exception as error:  # raised by the next call
                 self._failure = error
             if isinstance(item, threading.Event):

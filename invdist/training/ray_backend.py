@@ -20,6 +20,7 @@ from invdist import config as configs
 from invdist.config import Config
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import write_atomically
+from invdist.training.events import Sink
 from invdist.training.run_folder import FAILED_FILE
 
 _LOG = logging.getLogger(__name__)
@@ -103,11 +104,21 @@ def train_worker(settings: dict[str, str]) -> None:
             device=get_device(),
             comm=comm,
             make_readers=make_readers if config.data.readers else None,
+            sinks=_sinks(config, run) if comm.rank == 0 else (),
         )
         trainer.fit()
     except UserError as error:
         write_atomically(run / FAILED_FILE, json.dumps({"rank": comm.rank, "message": str(error)}))
         raise
+
+
+def _sinks(config: Config, run: Path) -> list[Sink]:
+    """Where the events of a run are watched, beside its folder."""
+    from invdist.training.mlflow import Mlflow
+    from invdist.training.ray_metrics import RayMetrics
+
+    sinks: list[Sink] = [RayMetrics(run.name)] if config.watch.ray_metrics else []
+    return [*sinks, Mlflow(config, run)] if config.watch.mlflow else sinks
 
 
 def _raise_if_failed(run: Path) -> None:
@@ -135,10 +146,11 @@ def _resources(config: Config, cuda: bool) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def connected(cpus: int | None = None) -> Iterator[None]:
+def connected(cpus: int | None = None, variables: dict[str, str] | None = None) -> Iterator[None]:
     """Inside, this process is connected to its Ray cluster, or to a private one with `cpus` CPUs (default: all).
 
-    A process that is connected already stays connected.
+    A process that is connected already stays connected. `variables` are for a private one: a `new_environment` with
+    more in it.
     """
     if "ray" in sys.modules:
         import ray
@@ -155,7 +167,7 @@ def connected(cpus: int | None = None) -> Iterator[None]:
         if not inside_cluster():
             from invdist.runtime.private_ray import private_ray
 
-            stack.enter_context(private_ray(cpus=cpus))
+            stack.enter_context(private_ray(cpus=cpus, variables=variables))
         import ray
 
         with _quiet_core():

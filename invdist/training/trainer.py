@@ -32,7 +32,7 @@ from invdist.training import run_folder
 from invdist.training.baseline import MeansBaseline, below_means
 from invdist.training.build import build_model, build_strategy, stream_of
 from invdist.training.checkpoint import CheckpointStore, Position
-from invdist.training.events import EventLog
+from invdist.training.events import EventLog, Sink
 from invdist.training.late import HostCopy, StepLog, Taken
 from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
@@ -55,11 +55,13 @@ class Trainer:
         device: torch.device,
         comm: Comm | None = None,
         make_readers: Callable[[StreamSpec], Sequence[Any]] | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
+        """`sinks` are other places that the first rank writes its events to."""
         self.config, self.run, self.device = config, run, device
         self.comm = comm or connect(timeout_s=config.ray.timeout_s)
         self.dataset = Dataset.open(config.data.path, verify="fast")
-        self.events = EventLog(run, writes=self.comm.rank == 0, flush_every=config.training.log_every)
+        self.events = EventLog(run, writes=self.comm.rank == 0, flush_every=config.training.log_every, sinks=sinks)
         self.model = build_model(config, self.dataset, device, self.comm, self._vectors())
         # Dropout must differ between ranks. Seeded after the model, which seeds all GPUs alike when it is built.
         torch.manual_seed(config.seed * 100_003 + self.comm.rank)

@@ -9,7 +9,7 @@ import torch
 
 from invdist.embeddings import row_moves
 from invdist.embeddings.kernels import SOURCE, kernels
-from invdist.embeddings.row_moves import UniqueRows, add_rows, gather_rows
+from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_rows
 from invdist.embeddings.row_optimizers import Adam, ColumnGroup
 from invdist.runtime.native import compiled
 
@@ -52,7 +52,11 @@ def test_row_moves_give_the_same_bits(without, number: int, width: int) -> None:
     sums = found.sum(values, scale)
     assert torch.equal(sums, without(expected.sum, values, scale))
     wanted = UniqueRows.of(occurrences[::3] + 1)
-    assert torch.equal(found.values_for(sums, wanted), without(expected.values_for, sums, wanted))
+    index = found.places_of(wanted)
+    assert torch.equal(index, without(expected.places_of, wanted))
+    rows = torch.randn(len(index), width)
+    expected_rows = without(Deltas(sums, index).add_to, rows.clone(), 0.7)
+    assert torch.equal(Deltas(sums, index).add_to(rows.clone(), 0.7), expected_rows)
     if number < 7:
         table = torch.randn(ROWS, width)
         assert torch.equal(gather_rows(table, occurrences), table[occurrences])

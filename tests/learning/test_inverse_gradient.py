@@ -20,7 +20,7 @@ from invdist.learning.inverse_gradient import (
     RanksDisagree,
     choose,
     choose_on_host,
-    phi,
+    direct_step,
     tie_order,
 )
 from invdist.learning.losses import log_loss
@@ -208,8 +208,8 @@ def test_nothing_finite_is_nothing_to_choose() -> None:
 
 def test_inner_rules() -> None:
     g = torch.tensor([3.0, -0.5, 0.0, 1e-8])
-    assert phi(g, "sign").tolist() == pytest.approx([1.0, -1.0, 0.0, 0.5], rel=1e-6)
-    assert torch.equal(phi(g, "sgd"), g)
+    assert direct_step(g.clone(), 1.0, "sign").tolist() == pytest.approx([1.0, -1.0, 0.0, 0.5], rel=1e-6)
+    assert torch.equal(direct_step(g.clone(), 0.5, "sgd"), 0.5 * g)
     assert g.tolist() == pytest.approx([3.0, -0.5, 0.0, 1e-8]), "the gradient is not written to"
 
 

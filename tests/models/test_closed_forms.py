@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from invdist.config.registry import BACKBONES
+from invdist.embeddings.row_moves import Deltas
 from invdist.models.backbone import Backbone
 from invdist.models.flat import flatten
 
@@ -46,19 +47,23 @@ def test_logits_and_gradients_are_those_of_autograd(model: str, dim: int, bias: 
         assert (one - other).abs().max() <= 1e-4 * other.abs().max() if pairs else not other.any()
 
 
+def _some(rows: int, of: int, share: float) -> Tensor:
+    return torch.where(torch.rand(rows) < share, torch.randint(of, (rows,)), -1)
+
+
 @pytest.mark.parametrize("model", ["gmf", "neumf"])
 @pytest.mark.parametrize(("dim", "bias", "touched"), [(4, False, 1.0), (20, True, 0.1), (32, False, 0.0)])
 def test_candidates_are_those_of_one_forward_pass_each(model: str, dim: int, bias: bool, touched: float) -> None:
     backbone, dense = _backbone(model, dim, bias)
     rows = torch.randn(400, backbone.columns)
-    deltas = torch.randn_like(rows) * 0.1 * (torch.rand(400, 1) < touched)
+    deltas = Deltas(0.1 * torch.randn(50, backbone.columns), _some(400, 50, touched))
     step = torch.randn_like(dense) * 0.1
     found = backbone.candidate_logits(rows, deltas, dense, step, CANDIDATES)
     if found is None:
         pytest.skip("tried one by one")
     for c, logits in zip(CANDIDATES, found, strict=True):
         reference = _reference(model, dim, bias, dense.double() + c * step.double())
-        expected = reference(*(rows.double() + c * deltas.double()).chunk(2))
+        expected = reference(*(rows.double() + c * deltas.dense().double()).chunk(2))
         assert torch.allclose(logits.double(), expected, rtol=1e-4, atol=2e-5)
 
 
@@ -66,8 +71,8 @@ def test_candidates_are_those_of_one_forward_pass_each(model: str, dim: int, bia
 def test_a_step_that_is_not_finite_leaves_the_pass_as_it_is(model: str) -> None:
     backbone, dense = _backbone(model, 8, False)
     rows = torch.randn(20, backbone.columns)
-    broken = torch.full_like(rows, torch.nan), torch.full_like(dense, torch.inf)
-    found = backbone.candidate_logits(rows, broken[0], dense, broken[1], CANDIDATES)
+    broken = Deltas(torch.full_like(rows, torch.nan), torch.arange(20))
+    found = backbone.candidate_logits(rows, broken, dense, torch.full_like(dense, torch.inf), CANDIDATES)
     if found is None:
         pytest.skip("tried one by one")
     assert torch.allclose(found[3], backbone.of_rows(rows), atol=1e-5)

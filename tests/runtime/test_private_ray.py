@@ -17,7 +17,7 @@ from invdist.runtime import private_ray
 from invdist.runtime.errors import UserError
 
 
-def _listening(pids: set[int]) -> set[str]:
+def listening(pids: set[int]) -> set[str]:
     """Addresses on which any of the processes listens, from the kernel's tables."""
     inodes: set[str] = set()
     for pid in pids:
@@ -52,7 +52,7 @@ def test_a_private_ray_listens_on_loopback_only_and_leaves_nothing(tmp_path: Pat
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         assert stat.S_IMODE(head.folder.stat().st_mode) == 0o700
         pids = set(head.processes())
-        addresses = _listening(pids)
+        addresses = listening(pids)
         assert addresses, "nothing was found to listen: the check itself is broken"
         assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
         secret = token.read_text()

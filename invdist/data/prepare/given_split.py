@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from invdist.data.prepare.ids import IdMap
 from invdist.data.prepare.splitting import TEST, VALID, by_given
 from invdist.data.sorted_sets import contains
 from invdist.runtime.errors import UserError
 
+FindIds = Callable[[list[str]], np.ndarray]
+"""From ids written as text to their final indices (int64), -1 for ids that the log does not have."""
 _DELIMITERS = (b"\t", b"::", b",")
 
 
@@ -22,39 +24,39 @@ class GivenSplit:
         self._pairs = {VALID: _read_pairs(valid), TEST: _read_pairs(test)}
         self._paths = {VALID: valid, TEST: test}
         self._keys: dict[int, np.ndarray] = {}
-        self._found: dict[int, np.ndarray] = {}
+        self._found: dict[int, int] = {}
 
-    def resolve(
-        self, user_ids: IdMap, item_ids: IdMap, final_user: np.ndarray, final_item: np.ndarray, items: int
-    ) -> None:
+    def resolve(self, find_users: FindIds, find_items: FindIds, items: int) -> None:
         """Turns raw pairs into sorted keys `user * items + item`; every pair must be in the log."""
         for part, (users, raw_items) in self._pairs.items():
-            user, item = user_ids.known_text(users), item_ids.known_text(raw_items)
+            user, item = find_users(users), find_items(raw_items)
             unknown = np.flatnonzero((user < 0) | (item < 0))
             if len(unknown):
                 self._fail(part, int(unknown[0]), len(unknown))
-            keys = final_user[user].astype(np.uint64) * np.uint64(items) + final_item[item].astype(np.uint64)
+            keys = user.astype(np.uint64) * np.uint64(items) + item.astype(np.uint64)
             self._keys[part], first = np.unique(keys, return_index=True)
             if len(first) < len(keys):
                 raise UserError(f"{self._paths[part]}: {len(keys) - len(first)} pairs are in it more than once")
-            self._found[part] = np.zeros(len(keys), bool)
+            self._found[part] = 0
         both = contains(self._keys[VALID], self._keys[TEST])
         if both.any():
             count = np.count_nonzero(both)
             raise UserError(f"{self._paths[VALID]} and {self._paths[TEST]} share {count} pairs; a row has one split")
 
     def split(self, pair: np.ndarray) -> np.ndarray:
-        """The split (int8) of labeled pairs (uint64 keys)."""
-        for part, keys in self._keys.items():
-            hit = pair[contains(keys, pair)]
-            self._found[part][np.searchsorted(keys, hit)] = True
+        """The split (int8) of labeled pairs (uint64 keys, each once)."""
         return by_given(pair, self._keys[VALID], self._keys[TEST])
+
+    def note(self, split: np.ndarray) -> np.ndarray:
+        """Counts the pairs of a `split` as found, and gives it back."""
+        for part in self._found:
+            self._found[part] += int(np.count_nonzero(split == part))
+        return split
 
     def check_all_found(self) -> None:
         """Raises `UserError` if a given pair was not among the labeled rows."""
         for part, found in self._found.items():
-            if not found.all():
-                missing = int(np.count_nonzero(~found))
+            if missing := len(self._keys[part]) - found:
                 raise UserError(f"{self._paths[part]}: {missing} pairs are unclear in the log and cannot be tested on")
 
     def _fail(self, part: int, row: int, count: int) -> None:

@@ -8,7 +8,8 @@ import pyarrow as pa
 from invdist.data import hashing
 from invdist.runtime.errors import UserError
 
-_MOST = 2**31 - 1
+MOST = 2**31 - 1
+"""Distinct ids of an entity: indices are 32-bit."""
 
 
 class IdMap:
@@ -28,15 +29,15 @@ class IdMap:
 
     def provisional(self, raw: pa.Array) -> np.ndarray:
         """Indices (int32) of raw ids, new ids entered; `raw` holds no nulls."""
-        self._check_type(raw.type)
+        self._type = same_type(self.name, self._type, raw.type)
         encoded = raw.dictionary_encode()
         index, known = self._index, len(self._index)
         values = encoded.dictionary.to_pylist()
         mapped = np.fromiter((index.setdefault(value, len(index)) for value in values), np.int32, len(values))
         new = [hashing.key(value) for value, at in zip(values, mapped.tolist()) if at >= known]
         self._words = np.concatenate([self._words, np.array(new, np.uint64)])
-        if len(index) > _MOST:
-            raise UserError(f"more than {_MOST} distinct {self.name} ids; indices are 32-bit")
+        if len(index) > MOST:
+            raise UserError(f"more than {MOST} distinct {self.name} ids; indices are 32-bit")
         return mapped[encoded.indices.to_numpy(zero_copy_only=False)]
 
     def words(self, provisional: np.ndarray) -> np.ndarray:
@@ -45,10 +46,7 @@ class IdMap:
 
     def known_text(self, raw: list[str]) -> np.ndarray:
         """Provisional indices (int64) of ids written as text, -1 where the id was never entered."""
-        if self._type is None or not pa.types.is_integer(self._type):
-            return np.array([self._index.get(value, -1) for value in raw], np.int64)
-        index = self._index
-        return np.array([index.get(int(v), -1) if v.lstrip("-").isdigit() else -1 for v in raw], np.int64)
+        return np.array([self._index.get(value, -1) for value in ids_of_text(raw, self._type)], np.int64)
 
     def finish(self) -> tuple[np.ndarray, pa.Table]:
         """(final index of each provisional index as int32, table `index: int64, raw` in the order of `index`)."""
@@ -58,14 +56,22 @@ class IdMap:
         final[ordered["provisional"].to_numpy()] = np.arange(len(raw), dtype=np.int32)
         return final, id_table(ordered["raw"].combine_chunks())
 
-    def _check_type(self, kind: pa.DataType) -> None:
-        if self._type is None:
-            self._type = kind
-        elif self._type != kind:
-            raise UserError(
-                f"{self.name} ids are {self._type} in one part of the log and {kind} in another; "
-                "use one type in all files (id_type=string reads CSV ids as text)"
-            )
+
+def same_type(name: str, known: pa.DataType | None, kind: pa.DataType) -> pa.DataType:
+    """The type of a log's ids, of which `known` was seen before; `UserError` if `kind` is another."""
+    if known is not None and known != kind:
+        raise UserError(
+            f"{name} ids are {known} in one part of the log and {kind} in another; "
+            "use one type in all files (id_type=string reads CSV ids as text)"
+        )
+    return kind
+
+
+def ids_of_text(raw: list[str], kind: pa.DataType | None) -> list[object]:
+    """Ids of a type, written as text; None for what cannot be one."""
+    if kind is None or not pa.types.is_integer(kind):
+        return list(raw)
+    return [int(value) if value.lstrip("-").isdigit() else None for value in raw]
 
 
 def id_table(raw: pa.Array) -> pa.Table:

@@ -16,6 +16,7 @@ from invdist.data.prepare.readers import (
     BLOCK_BYTES,
     NO_TIME,
     CsvFormat,
+    Piece,
     canonical,
     column_names,
     days_of,
@@ -23,6 +24,7 @@ from invdist.data.prepare.readers import (
     find_files,
     is_calendar,
     open_stream,
+    pieces_of,
     read_columns,
     user_errors,
 )
@@ -35,6 +37,7 @@ class MappedIds:
     """What all logs in files have in common: ids that have to be mapped, and no known truth."""
 
     has_truth = False
+    looks = False
 
     def universe(self) -> None:
         """None: ids have to be mapped."""
@@ -43,6 +46,13 @@ class MappedIds:
     def latent(self) -> dict[str, pa.Table]:
         """Nothing is known beyond the log."""
         return {}
+
+    def look(self, piece: Any) -> Any:
+        """Nothing has to be known before reading."""
+        return
+
+    def after_look(self, found: Sequence[Any]) -> None:
+        """Nothing has to be known before reading."""
 
 
 class FileLog(MappedIds):
@@ -70,6 +80,10 @@ class FileLog(MappedIds):
         self.kind, self.files, self.id_type, self.csv = kind, list(files), id_type, csv
         self.utc_offset, self.factors = utc_offset, dict(factors or {})
         self.has_day = utc_offset is not None
+        self.looks = id_type != "string" and any(file.suffix != ".parquet" for file in self.files)
+        self.times: dict[str, Path] = {}
+        """Of which kinds the times are that were read, each with a file that has it."""
+        self._id_types: dict[str, pa.DataType] = {"user": pa.string(), "item": pa.string()}
         self.columns = {name: columns[name] for name in ("user", "item", *needed)}
         usual = usual or {"time": "time", "date": "date"}
         optional = {name: columns[name] for name in ("time", *(["date"] if self.has_day else []))}
@@ -92,18 +106,53 @@ class FileLog(MappedIds):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows of all files in turn."""
-        id_types = self._id_types()
-        times: dict[str, Path] = {}
+        if self.looks:
+            self.after_look([self.look(Piece(file)) for file in self.files])
         for file in self.files:
-            found = self._found[file]
-            types = {found[name]: pa.float64() for name in _MEASURED if name in found}
-            types |= {found[name]: kind for name, kind in id_types.items()}
-            with user_errors(file):
-                for batch in read_columns(file, list(found.values()), types, csv=self.csv):
-                    batch = batch.rename_columns(list(found))
-                    if self.has_time:
-                        _note_time(times, batch["time"].type, file)
-                    yield self._complete(canonical(batch, file), file)
+            yield from self.read(Piece(file))
+
+    def pieces(self, rows: int, size: int) -> list[Piece]:
+        """The files, cut where they are large."""
+        return [piece for file in self.files for piece in pieces_of(file, self.csv, rows, size)]
+
+    def look(self, piece: Piece) -> dict[str, Any] | None:
+        """Of what types the ids of a piece of CSV are."""
+        text = ("user", "item")
+        if piece.file.suffix == ".parquet":
+            return None
+        found = {name: _IdType() for name in text}
+        names = [self._found[piece.file][name] for name in text]
+        for batch in self._read(piece, names, dict.fromkeys(names, pa.string())):
+            for column, kind in zip(batch.columns, found.values(), strict=True):
+                kind.see(column)
+            if all(kind.text for kind in found.values()):
+                break
+        return {name: (kind.text, kind.odd, str(piece.file)) for name, kind in found.items()}
+
+    def after_look(self, found: Sequence[dict[str, Any] | None]) -> None:
+        """Decides how to read the ids of CSV files: a log has ids of one type."""
+        for name in self._id_types:
+            self._id_types[name] = _id_type(name, [piece[name] for piece in found if piece is not None])
+
+    def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece."""
+        file = piece.file
+        found = self._found[file]
+        types = {found[name]: pa.float64() for name in _MEASURED if name in found}
+        types |= {found[name]: kind for name, kind in self._id_types.items()}
+        with user_errors(file):
+            for batch in self._read(piece, list(found.values()), types):
+                batch = batch.rename_columns(list(found))
+                if self.has_time:
+                    _note_time(self.times, batch["time"].type, file)
+                yield self._complete(canonical(batch, file), file)
+
+    def _read(self, piece: Piece, names: list[str], types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        if piece.stop is None:
+            return read_columns(piece.file, names, types, csv=self.csv)
+        if piece.file.suffix == ".parquet":
+            return read_columns(piece.file, names, types, range(piece.start, piece.stop))
+        return read_columns(piece.file, names, types, csv=self.csv, lines=(piece.start, piece.stop))
 
     def _find_columns(self, file: Path, optional: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
         """The names that the columns have in this file."""
@@ -133,23 +182,6 @@ class FileLog(MappedIds):
             columns["day"] = date
         return pa.RecordBatch.from_pydict(columns)
 
-    def _id_types(self) -> dict[str, pa.DataType]:
-        """How to read the ids of CSV files. One look at all of them first: a log has ids of one type."""
-        text = {"user": pa.string(), "item": pa.string()}
-        if self.id_type == "string":
-            return text
-        found = {name: _IdType(name) for name in text}
-        for file in self.files:
-            if file.suffix == ".parquet":
-                continue
-            names = [self._found[file][name] for name in text]
-            for batch in read_columns(file, names, dict.fromkeys(names, pa.string()), csv=self.csv):
-                for column, kind in zip(batch.columns, found.values(), strict=True):
-                    kind.see(column, file)
-                if all(kind.text for kind in found.values()):
-                    return text
-        return {name: kind.decide() for name, kind in found.items()}
-
 
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,18}", re.ASCII)  # longer ones need more than 64 bits
 _DECIMAL = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -162,11 +194,11 @@ class _IdType:
     are not whole or need more than 64 bits, it is an error: reading them as numbers would make several ids one.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name, self.text = name, False
-        self._odd: tuple[str, Path] | None = None
+    def __init__(self) -> None:
+        self.text = False
+        self.odd: str | None = None
 
-    def see(self, column: pa.Array, file: Path) -> None:
+    def see(self, column: pa.Array) -> None:
         """Looks at some ids, as text."""
         for value in [] if self.text else map(str.strip, column.unique().to_pylist()):
             if not value or (_WHOLE.fullmatch(value) and -(2**63) <= int(value) < 2**63):
@@ -174,18 +206,19 @@ class _IdType:
             if not _DECIMAL.fullmatch(value):
                 self.text = True
                 return
-            self._odd = self._odd or (value, file)
+            self.odd = self.odd or value
 
-    def decide(self) -> pa.DataType:
-        """The type of the ids."""
-        if self.text:
-            return pa.string()
-        if self._odd:
-            value, file = self._odd
+
+def _id_type(name: str, found: Sequence[tuple[bool, str | None, str]]) -> pa.DataType:
+    """The type of ids, from what an `_IdType` found in each piece of the log: (text, odd, file)."""
+    if any(text for text, _, _ in found):
+        return pa.string()
+    for _, odd, file in found:
+        if odd is not None:
             raise UserError(
-                f"{file}: {self.name} id {value} is not a whole number of 64 bits; id_type=string reads ids as text"
+                f"{file}: {name} id {odd} is not a whole number of 64 bits; id_type=string reads ids as text"
             )
-        return pa.int64()
+    return pa.int64()
 
 
 class KuaiRandLog(FileLog):
@@ -248,6 +281,14 @@ class Ml1mLog(MappedIds):
         """The file that was read."""
         return {"kind": "ml-1m", "files": [self.path.name]}
 
+    def pieces(self, rows: int, size: int) -> list[Piece]:
+        """The one file, whole."""
+        return [Piece(self.path)]
+
+    def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """The ratings."""
+        return self.batches()
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The ratings."""
         # Fields are separated by two colons; with one colon as the delimiter every second field is empty.
@@ -281,9 +322,15 @@ class Ml1mLog(MappedIds):
 
 
 def _note_time(times: dict[str, Path], kind: pa.DataType, file: Path) -> None:
-    """Remembers of what type a file's times are; those of one log must be comparable."""
+    """Remembers of what type a file's times are."""
     if not pa.types.is_null(kind):
-        times.setdefault("timestamps" if is_calendar(kind) else "numbers", file)
+        note_times(times, {"timestamps" if is_calendar(kind) else "numbers": file})
+
+
+def note_times(times: dict[str, Path], more: Mapping[str, Path]) -> None:
+    """Adds kinds of times, each with a file that has it; `UserError` if those of one log are not comparable."""
+    for kind, file in more.items():
+        times.setdefault(kind, file)
     if len(times) > 1:
         (one, here), (other, there) = times.items()
         raise UserError(f"time is {one} in {here} and {other} in {there}; expected the same in all files")

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.cleaning import CleanRows, Progress
-from invdist.data.prepare.given_split import GivenSplit
 from invdist.data.prepare.labeling import Labeling
 from invdist.data.prepare.onto import Growth, fixed_labeling
 from invdist.data.prepare.options import KINDS, Kind, Options, Synthetic
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.since_until import in_days
-from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares, by_time, day_number
+from invdist.data.prepare.split_rule import SplitRule, time_ranks
+from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares
 from invdist.data.prepare.writer import DatasetWriter, new_dataset
 from invdist.data.schema import LABELED_SPLITS, UNCLEAR_LABEL
 from invdist.runtime.errors import UserError
@@ -70,19 +71,29 @@ def prepare_log(
     `onto` is the data set of the day before (docs/daily.md). This is `invdist prepare`, `invdist.prepare_dataset` and
     the recipes of a study.
     """
-    if not inputs and not isinstance(options, Synthetic):
-        kind = next(name for name, kind in KINDS.items() if isinstance(options, kind))
-        raise UserError(f"{kind} needs inputs: the files or folders of the raw log (--input PATH)")
-    log = in_days(options.open([Path(path) for path in inputs]), options)
+    log = open_log(options, inputs)
     if onto is not None:
-        return _prepare_onto(Dataset.open(str(onto)), log, options, Path(output), progress)
+        return _prepare_onto(Dataset.open(str(onto)), log, options, output, progress)
+    check_without_onto(options)
+    return prepare(log, options.labeling(), options, output, progress)
+
+
+def check_without_onto(options: Options) -> None:
+    """`UserError` for options that mean something with `--onto` only."""
     for name in ("keep", "drop_unseen"):
         if getattr(options, name) is not None:
             raise UserError(f"{name} goes together with --onto DIR, the data set of the day before")
-    return prepare(log, options.labeling(), options, Path(output), progress)
 
 
-def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: Path, progress: Progress) -> dict[str, Any]:
+def open_log(options: Kind, inputs: Sequence[str | Path]) -> RawLog:
+    """The raw log in `inputs`."""
+    if not inputs and not isinstance(options, Synthetic):
+        kind = next(name for name, kind in KINDS.items() if isinstance(options, kind))
+        raise UserError(f"{kind} needs inputs: the files or folders of the raw log (--input PATH)")
+    return in_days(options.open([Path(path) for path in inputs]), options)
+
+
+def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path, progress: Progress) -> dict[str, Any]:
     labeling = fixed_labeling(options.labeling(), base)
     with new_dataset(output, options.shard_rows) as writer:
         day = writer.folder / "day"
@@ -93,21 +104,17 @@ def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: Path, progr
 
 
 def prepare(
-    log: RawLog, labeling: Labeling, options: Options, output: Path, progress: Progress = no_progress
+    log: RawLog, labeling: Labeling, options: Options, output: str | Path, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Writes the data set of an opened log to the new folder `output` and gives its manifest."""
-    if options.split == "time" and not log.has_time:
-        raise UserError("split=time needs a time in the log; name its column, or split=seed")
-    if options.split == "date" and not log.has_day:
-        raise UserError("split=date needs a log with dates, which a synthetic feed has not; use split=time or seed")
-    given = options.given_split()
+    """Writes the data set of an opened log to the new folder `output`, a path or URI, and gives its manifest."""
+    rule = SplitRule(log, options)
     with new_dataset(output, options.shard_rows) as writer:
         rows = CleanRows(log, labeling, options, writer.folder, progress)
         try:
             rows.read()
             for name, table in rows.id_tables.items():
                 writer.add_table(name, f"{name}.parquet", table)
-            run = _Preparation(rows, given, writer)
+            run = _Preparation(rows, rule, writer)
             run.write_rows()
         finally:
             rows.remove()
@@ -121,12 +128,14 @@ def prepare(
 class _Preparation:
     """The second pass of `prepare`: clean rows are split and written."""
 
-    def __init__(self, rows: CleanRows, given: GivenSplit | None, writer: DatasetWriter) -> None:
-        self.rows, self.given, self.writer = rows, given, writer
-        self.options, self.labeling, self.counts = rows.options, rows.labeling, rows.counts
-        self.time_cuts = self._find_time_cuts() if self.options.split == "time" else None
-        if given is not None:
-            given.resolve(rows.user_ids, rows.item_ids, rows.final_user, rows.final_item, rows.items)
+    def __init__(self, rows: CleanRows, rule: SplitRule, writer: DatasetWriter) -> None:
+        self.rows, self.rule, self.writer = rows, rule, writer
+        self.options, self.counts = rows.options, rows.counts
+        rule.items = rows.items
+        if rule.by_time:
+            rule.time_cuts = self._find_time_cuts()
+        if rule.given is not None:
+            rule.given.resolve(rows.find_users, rows.find_items, rows.items)
 
     def _find_time_cuts(self) -> tuple[int, int]:
         """The times at which the shares of labeled rows for training and validation are reached."""
@@ -137,36 +146,34 @@ class _Preparation:
         count = times.stat().st_size // 8
         if not count:
             times.unlink()
-            raise UserError(_no_labels(self.rows))
+            raise UserError(no_labels(self.rows))
         column = np.memmap(times, np.int64, "r")
 
         def chunks() -> Iterator[np.ndarray]:
             return (np.asarray(column[start : start + (1 << 20)]) for start in range(0, count, 1 << 20))
 
-        train = 1 - self.options.valid_fraction - self.options.test_fraction
-        ranks = [max(round(count * share) - 1, 0) for share in (train, train + self.options.valid_fraction)]
-        cuts = order_statistics(chunks, ranks)
+        cuts = order_statistics(chunks, time_ranks(count, self.options))
         times.unlink()
         return int(cuts[0]), int(cuts[1])
 
     def write_rows(self) -> None:
         """Writes every clean row into its split."""
-        options = self.options
-        fractions = (1 - options.valid_fraction - options.test_fraction, options.valid_fraction, options.test_fraction)
-        split_shares = Shares(fractions)
-        label_shares = Shares([options.kept_labels, 1 - options.kept_labels])
-        training_shares = Shares([1 - options.training_test_fraction, options.training_test_fraction])
+        split_shares, label_shares, training_shares = all_shares(self.options)
         written = 0
         for rows in self.rows.buckets(self.counts):
             unclear = rows[rows["label"] == UNCLEAR_LABEL]
-            period = self._period(unclear)
+            period = self.rule.period(unclear)
             if period is not None:
                 self.counts["unclear_after_training"] += int(np.count_nonzero(period != TRAIN))
                 unclear = unclear[period == TRAIN]
             known = self.rows.log.has_truth
             self._add_unclear(unclear, unclear["truth"] if known else np.full(len(unclear), np.nan, np.float32))
             labeled = rows[rows["label"] != UNCLEAR_LABEL]
-            split = self._split(labeled, split_shares)
+            split = self.rule.of_labeled(labeled)
+            if split is None:
+                split = split_shares.cut(len(labeled))
+            elif self.rule.given is not None:
+                self.rule.given.note(split)
             self._add_labeled("valid", labeled[split == VALID])
             self._add_labeled("test", labeled[split == TEST])
             train = labeled[split == TRAIN]
@@ -179,23 +186,6 @@ class _Preparation:
             self._add_labeled("training_test", train[part == 1])
             written += len(rows)
             self.rows.progress("writing", written)
-
-    def _period(self, rows: np.ndarray) -> np.ndarray | None:
-        """The split (int8) of rows by when they happened, or None if that does not matter."""
-        if self.time_cuts is not None:
-            return by_time(rows["time"], *self.time_cuts)
-        if self.options.split == "date":
-            valid_from, test_from = (day_number(day or "") for day in (self.options.valid_from, self.options.test_from))
-            return by_time(rows["day"], valid_from - 1, test_from - 1)
-        return None
-
-    def _split(self, labeled: np.ndarray, shares: Shares) -> np.ndarray:
-        if (period := self._period(labeled)) is not None:
-            return period
-        if self.given is not None:
-            user, item = (labeled[name].astype(np.uint64) for name in ("user", "item"))
-            return self.given.split(user * np.uint64(self.rows.items) + item)
-        return shares.cut(len(labeled))
 
     def _add_labeled(self, split: str, rows: np.ndarray) -> None:
         positives = int(np.count_nonzero(rows["label"] == 1))
@@ -210,45 +200,71 @@ class _Preparation:
 
     def finish(self) -> dict[str, Any]:
         """Checks what was written, and writes the manifest."""
-        if self.given is not None:
-            self.given.check_all_found()
-        classes = {
-            split: {kind: self.counts.pop(f"{split} {kind}") for kind in ("positives", "negatives")}
-            for split in LABELED_SPLITS
-        }
-        _check_classes(classes, self.rows)
-        positives, negatives = (sum(c[kind] for c in classes.values()) for kind in ("positives", "negatives"))
-        users, items = self.rows.users, self.rows.items
-        summary = {
-            "users": users,
-            "items": items,
-            "positives": positives,
-            "negatives": negatives,
-            "unclear": self.writer.rows["unclear"],
-            "density": (positives + negatives) / (users * items),
-        }
-        cut = {name: getattr(self.options, name) for name in _SPLIT_OPTIONS}
-        return self.writer.finish(
-            {
-                "rules": RULES,
-                "users": users,
-                "items": items,
-                "summary": summary,
-                "classes": classes,
-                "counts": {name: self.counts[name] for name in COUNTS},
-                "finish_rates": self.rows.finish_rates,
-                "measured_quartiles": self.rows.quartiles,
-                "labeling": asdict(self.labeling),
-                "cut": {**cut, "label_fraction": self.options.kept_labels, "time_cuts": self.time_cuts},
-                "source": self.rows.log.describe(),
-            }
-        )
+        if self.rule.given is not None:
+            self.rule.given.check_all_found()
+        return self.writer.finish(describe_rows(self.rows, self.rule, self.writer.rows["unclear"]))
 
 
-def _check_classes(classes: dict[str, dict[str, int]], rows: CleanRows) -> None:
+class Found(Protocol):
+    """What is known of the rows of a log when they are written."""
+
+    log: RawLog
+    options: Options
+    labeling: Labeling
+    users: int
+    items: int
+    counts: Counter[str]
+    finish_rates: dict[str, float] | None
+    quartiles: tuple[float, float] | None
+
+
+def all_shares(options: Options) -> tuple[Shares, Shares, Shares]:
+    """How rows are cut: labeled ones into train, valid and test; training labels into kept and hidden; kept ones into
+    train and training_test."""
+    fractions = (1 - options.valid_fraction - options.test_fraction, options.valid_fraction, options.test_fraction)
+    return (
+        Shares(fractions),
+        Shares([options.kept_labels, 1 - options.kept_labels]),
+        Shares([1 - options.training_test_fraction, options.training_test_fraction]),
+    )
+
+
+def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
+    """The manifest's part about rows; `UserError` if nothing could be learned from them."""
+    classes = {
+        split: {kind: rows.counts.pop(f"{split} {kind}", 0) for kind in ("positives", "negatives")}
+        for split in LABELED_SPLITS
+    }
+    _check_classes(classes, rows)
+    positives, negatives = (sum(c[kind] for c in classes.values()) for kind in ("positives", "negatives"))
+    summary = {
+        "users": rows.users,
+        "items": rows.items,
+        "positives": positives,
+        "negatives": negatives,
+        "unclear": unclear,
+        "density": (positives + negatives) / (rows.users * rows.items),
+    }
+    cut = {name: getattr(rows.options, name) for name in _SPLIT_OPTIONS}
+    return {
+        "rules": RULES,
+        "users": rows.users,
+        "items": rows.items,
+        "summary": summary,
+        "classes": classes,
+        "counts": {name: rows.counts[name] for name in COUNTS},
+        "finish_rates": rows.finish_rates,
+        "measured_quartiles": rows.quartiles,
+        "labeling": asdict(rows.labeling),
+        "cut": {**cut, "label_fraction": rows.options.kept_labels, "time_cuts": rule.time_cuts},
+        "source": rows.log.describe(),
+    }
+
+
+def _check_classes(classes: dict[str, dict[str, int]], rows: Found) -> None:
     if not sum(sum(counts.values()) for counts in classes.values()):
-        raise UserError(_no_labels(rows))
-    for split in ("train", "valid", *(["test"] if rows.options.test_fraction else [])):
+        raise UserError(no_labels(rows))
+    for split in ("train", "valid", "test"):
         for kind, count in classes[split].items():
             if not count:
                 raise UserError(
@@ -258,7 +274,8 @@ def _check_classes(classes: dict[str, dict[str, int]], rows: CleanRows) -> None:
                 )
 
 
-def _no_labels(rows: CleanRows) -> str:
+def no_labels(rows: Found) -> str:
+    """The message about a log in which no row has a label."""
     rule = "+".join(rows.labeling.rules)
     hint = _finish_rate_hint(rows.finish_rates)
     return f"no row is clear under rule {rule}; nothing could be trained or tested{hint}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ SIGNALS = ("play_time", "duration", "like", "hate", "rating", *LABELS)
 
 
 class RawLog(Protocol):
-    """A log that can be read once, in batches of bounded size.
+    """A log that can be read once, in batches of bounded size: `batches` in one process, `pieces` in many.
 
     Batches have the columns `user` and `item` (any type), the signals that were asked for (float64, null or NaN where
     nothing was observed), and `time` (int64), `day` (int64, days since 1970) and `truth` (float32, the true
@@ -24,6 +24,8 @@ class RawLog(Protocol):
     has_time: bool
     has_day: bool
     has_truth: bool
+    looks: bool
+    """Whether `look` has to be called for every piece before any is read."""
 
     def describe(self) -> dict[str, Any]:
         """Where the log comes from, for the manifest."""
@@ -31,6 +33,22 @@ class RawLog(Protocol):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows."""
+        ...
+
+    def pieces(self, rows: int, size: int) -> list[Any]:
+        """Parts of the log that can be read alone, of about `rows` rows or `size` bytes, in the order of the log."""
+        ...
+
+    def look(self, piece: Any) -> Any:
+        """What reading needs to know of a piece, as plain data; `after_look` gets that of all of them."""
+        ...
+
+    def after_look(self, found: Sequence[Any]) -> None:
+        """Takes what `look` found in each piece, in their order; `read` may follow, in any process."""
+        ...
+
+    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece: all pieces in their order have what `batches` gives."""
         ...
 
     def universe(self) -> tuple[int, int] | None:

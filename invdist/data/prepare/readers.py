@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +35,40 @@ class CsvFormat(NamedTuple):
     def parsing(self, file: Path) -> pacsv.ParseOptions:
         """pyarrow's options for a file."""
         return pacsv.ParseOptions(delimiter=self.delimiter or ("\t" if ".tsv" in file.suffixes else ","))
+
+
+class Piece(NamedTuple):
+    """A part of a log file that can be read alone: row groups [start, stop) of a parquet file, or the lines of a CSV
+    file that begin in bytes [start, stop). Without a stop it is the whole file."""
+
+    file: Path
+    start: int = 0
+    stop: int | None = None
+
+
+def pieces_of(file: Path, csv: CsvFormat, rows: int, size: int) -> list[Piece]:
+    """A file in pieces of about `rows` rows (parquet) or `size` bytes (CSV); gzip cannot be cut."""
+    if file.suffix == ".parquet":
+        with user_errors(file), pq.ParquetFile(file) as parquet:
+            metadata = parquet.metadata
+            counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        edges, seen = [0], 0
+        for group, count in enumerate(counts):
+            if seen and seen + count > rows:
+                edges, seen = [*edges, group], 0
+            seen += count
+        edges.append(len(counts))
+    elif file.suffix == ".gz" or not _newline_is_a_byte(csv.encoding):
+        return [Piece(file)]
+    else:
+        total = file.stat().st_size
+        edges = [*range(0, max(total - size // 2, 1), size), total]
+    return [Piece(file)] if len(edges) <= 2 else [Piece(file, *edge) for edge in pairwise(edges)]
+
+
+def _newline_is_a_byte(encoding: str) -> bool:
+    """Whether the byte 10 is a newline and nothing else."""
+    return codecs.lookup(encoding).name in ("utf-8", "ascii", "iso8859-1", "cp1252")
 
 
 def find_files(inputs: Sequence[Path], *patterns: str) -> list[Path]:
@@ -94,10 +130,12 @@ def read_columns(
     types: Mapping[str, pa.DataType],
     row_groups: Sequence[int] | None = None,
     csv: CsvFormat = CsvFormat(),  # noqa: B008
+    lines: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of a CSV or parquet file, batch by batch; `types` are those of a CSV's columns, others are inferred.
 
-    `row_groups` are those of a parquet file to read, by default all. Text is taken as it is: empty text is not null,
+    `row_groups` are those of a parquet file to read, `lines` the bytes of a CSV file in which the lines to read begin;
+    by default all are read. Text is taken as it is: empty text is not null,
     and neither is NA. In columns of numbers both are.
     """
     with user_errors(file):
@@ -106,13 +144,33 @@ def read_columns(
                 for batch in parquet.iter_batches(_BATCH_ROWS, row_groups, columns=list(columns)):
                     yield batch.select(list(columns))
             return
+        reading = pacsv.ReadOptions(block_size=BLOCK_BYTES, encoding=csv.encoding)
+        converting = pacsv.ConvertOptions(include_columns=list(columns), column_types=dict(types))
+        if lines is None:
+            with open_stream(file) as stream:
+                yield from pacsv.open_csv(stream, reading, csv.parsing(file), converting)
+            return
+        # Types are inferred from the file's beginning, as if it were read in one go.
         with open_stream(file) as stream:
-            yield from pacsv.open_csv(
-                stream,
-                pacsv.ReadOptions(block_size=BLOCK_BYTES, encoding=csv.encoding),
-                csv.parsing(file),
-                pacsv.ConvertOptions(include_columns=list(columns), column_types=dict(types)),
-            )
+            whole = pacsv.open_csv(stream, reading, csv.parsing(file), converting).schema
+        converting.column_types = {**dict(zip(whole.names, whole.types)), **types}
+        if lines[0]:
+            reading.column_names = column_names(file, csv)
+        start, stop = (_line_start(file, at) for at in lines)
+        if start < stop:
+            with pa.OSFile(str(file)) as source, source.get_stream(start, stop - start) as stream:
+                yield from pacsv.open_csv(stream, reading, csv.parsing(file), converting)
+
+
+def _line_start(file: Path, at: int) -> int:
+    """Where the first line that begins at byte `at` or later begins."""
+    if not at:
+        return 0
+    with open(file, "rb") as source:
+        source.seek(at - 1)
+        while (part := source.readline(1 << 20)) and not part.endswith(b"\n"):
+            pass
+        return source.tell()
 
 
 def canonical(batch: pa.RecordBatch, file: Path) -> pa.RecordBatch:

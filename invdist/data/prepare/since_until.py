@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class _InDays:
     def __init__(self, log: RawLog, since: str | None, until: str | None) -> None:
         self._log, self._since, self._until = log, since, until
         self.has_time, self.has_day, self.has_truth = log.has_time, log.has_day, log.has_truth
+        self.looks = log.looks
 
     def describe(self) -> dict[str, Any]:
         """Where the log comes from, and its days."""
@@ -36,10 +38,34 @@ class _InDays:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows of these days."""
+        return self._chosen(self._log.batches())
+
+    def pieces(self, rows: int, size: int) -> list[Any]:
+        """Those of the whole log."""
+        return self._log.pieces(rows, size)
+
+    def look(self, piece: Any) -> Any:
+        """What the whole log needs to know."""
+        return self._log.look(piece)
+
+    def after_look(self, found: Sequence[Any]) -> None:
+        """What the whole log needs to know."""
+        self._log.after_look(found)
+
+    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece that are of these days."""
+        return self._chosen(self._log.read(piece))
+
+    @property
+    def times(self) -> dict[str, Path]:
+        """Those of the whole log."""
+        return getattr(self._log, "times", {})
+
+    def _chosen(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ends = np.iinfo(np.int64)
         first = day_number(self._since) if self._since else ends.min
         last = day_number(self._until) if self._until else ends.max
-        for batch in self._log.batches():
+        for batch in batches:
             day = batch["day"].to_numpy()
             if len(kept := batch.filter(pa.array((day >= first) & (day <= last)))):
                 yield kept

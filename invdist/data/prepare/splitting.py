@@ -27,6 +27,11 @@ class Shares:
 
     def cut(self, rows: int) -> np.ndarray:
         """The part (int8) of each of the next `rows` rows."""
+        take = self.take(rows)
+        return np.repeat(np.arange(len(take), dtype=np.int8), take)
+
+    def take(self, rows: int) -> np.ndarray:
+        """How many (int64) of the next `rows` rows each part gets: the first ones go to the first part, and so on."""
         self._seen += rows
         upto = np.floor(self._seen * self._bounds + 0.5).astype(np.int64)
         target = np.diff(upto, prepend=0)
@@ -36,7 +41,7 @@ class Shares:
             largest = int(np.argmax(take))
             take[largest] -= min(excess, int(take[largest]))
         self._given += take
-        return np.repeat(np.arange(len(take), dtype=np.int8), take)
+        return take
 
 
 def by_time(time: np.ndarray, train_until: int, valid_until: int) -> np.ndarray:

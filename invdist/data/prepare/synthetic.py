@@ -11,7 +11,7 @@ Every number of the world is drawn from the seed. The true preference of any pai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -162,6 +162,7 @@ class SyntheticLog:
     has_time = True
     has_day = False
     has_truth = True
+    looks = False
 
     def __init__(self, name: str, scale: Scale, seed: int) -> None:
         if scale.labeled_rows < scale.users:
@@ -170,6 +171,7 @@ class SyntheticLog:
         if scale.labeled_rows > most:
             raise UserError(f"labeled_rows={scale.labeled_rows}: expected at most a quarter of all pairs ({most})")
         self.name, self.scale, self.seed = name, scale, seed
+        self.owed = 0
         self.world = World(scale, seed)
 
     def describe(self) -> dict[str, Any]:
@@ -194,19 +196,39 @@ class SyntheticLog:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The exposures; exactly `labeled_rows` of them are clear by finish rate."""
-        quotas = self.world.quotas
-        ends = np.cumsum(quotas)
-        edges = np.searchsorted(ends, np.arange(_BLOCK_ROWS, ends[-1], _BLOCK_ROWS))
-        blocks = np.unique(np.concatenate([[0], edges, [self.scale.users]]))
-        owed = 0
-        for number, (start, stop) in enumerate(pairwise(blocks)):
+        return self.read((0, len(self._blocks()) - 1))
+
+    def pieces(self, rows: int, size: int) -> list[tuple[int, int]]:
+        """Blocks of users."""
+        return list(pairwise(range(len(self._blocks()))))
+
+    def look(self, piece: tuple[int, int]) -> None:
+        """Nothing has to be known before reading."""
+
+    def after_look(self, found: Sequence[None]) -> None:
+        """Nothing has to be known before reading."""
+
+    def read(self, piece: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+        """The exposures of some blocks of users. What they are `owed` then has to be in the block that follows."""
+        blocks, quotas = self._blocks(), self.world.quotas
+        self.owed = 0
+        for number in range(*piece):
+            start, stop = blocks[number], blocks[number + 1]
             wanted = quotas[start:stop].copy()
-            wanted += owed // len(wanted)
-            wanted[: owed % len(wanted)] += 1
-            rows, owed = self._block(np.random.default_rng([self.seed, 4, number]), start, wanted)
+            wanted += self.owed // len(wanted)
+            wanted[: self.owed % len(wanted)] += 1
+            rows, self.owed = self._block(np.random.default_rng([self.seed, 4, number]), start, wanted)
             yield pa.RecordBatch.from_pydict(rows)
-        if owed:
-            raise UserError(f"this feed is too small for {self.scale.labeled_rows} labeled rows: {owed} are missing")
+        if self.owed and piece[1] == len(blocks) - 1:
+            raise UserError(
+                f"this feed is too small for {self.scale.labeled_rows} labeled rows: {self.owed} are missing"
+            )
+
+    def _blocks(self) -> np.ndarray:
+        """The first user of each block, and the end of the last."""
+        ends = np.cumsum(self.world.quotas)
+        edges = np.searchsorted(ends, np.arange(_BLOCK_ROWS, ends[-1], _BLOCK_ROWS))
+        return np.unique(np.concatenate([[0], edges, [self.scale.users]]))
 
     def _block(self, rng: np.random.Generator, start: int, wanted: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
         """Exposures of users `start...` until each has its `wanted` clear ones, and how many clear ones are missing."""

@@ -6,18 +6,20 @@ import errno
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from invdist.data.schema import DAY, MANIFEST, ROW_GROUP_ROWS, SCHEMAS, SPLITS, VERSION, fingerprint
 from invdist.runtime.errors import UserError
-from invdist.runtime.files import new_folder
+from invdist.runtime.files import Folder, describe_os_error, new_folder
 
 
 class DatasetWriter:
@@ -49,16 +51,7 @@ class DatasetWriter:
         """Writes what is pending and then the manifest, which is returned as written."""
         for split in SPLITS:
             self._flush(split, whole_shards_only=False)
-        manifest = {
-            "format": "invdist dataset",
-            "version": VERSION,
-            **manifest,
-            "rows": self.rows,
-            "row_group_rows": ROW_GROUP_ROWS,
-            "files": self.files,
-            "shards": self.shards,
-        }
-        manifest["fingerprint"] = fingerprint(manifest)
+        manifest = complete(manifest, self.rows, self.files, self.shards)
         with open(self.folder / MANIFEST, "w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=1)
             file.write("\n")
@@ -80,47 +73,92 @@ class DatasetWriter:
         self._pending_rows[split] = total - start
 
     def _write_shard(self, split: str, columns: dict[str, np.ndarray]) -> None:
-        part = f"part-{len(self.shards[split]):05d}.parquet"
-        for name in (split, "truth") if split == "unclear" else (split,):
-            schema = SCHEMAS[name]
-            if "day" in columns and name != "truth":
-                schema = schema.append(DAY)
-            arrays = [pa.array(columns[field.name], field.type) for field in schema]
-            table = pa.Table.from_arrays(arrays, schema=schema)
-            self.shards[name].append(self._write(f"{name}/{part}", table))
+        for name, path, table in shard_tables(split, len(self.shards[split]), columns):
+            self.shards[name].append(self._write(path, table))
 
     def _write(self, path: str, table: pa.Table) -> dict[str, Any]:
-        sink = pa.BufferOutputStream()
-        # Ids in random order have no repetition that a dictionary could use; plain pages are smaller and faster.
-        pq.write_table(
-            table,
-            sink,
-            row_group_size=ROW_GROUP_ROWS,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-        )
-        content = sink.getvalue()
+        content, entry = encode(path, table)
         target = self.folder / path
         target.parent.mkdir(exist_ok=True)
         with open(target, "wb") as file:
             file.write(content)
-        return {
-            "file": path,
-            "rows": table.num_rows,
-            "bytes": content.size,
-            "sha256": hashlib.sha256(content).hexdigest(),
-        }
+        return entry
+
+
+def shard_tables(split: str, number: int, columns: dict[str, np.ndarray]) -> Iterator[tuple[str, str, pa.Table]]:
+    """A shard of a split: (folder, file, table), twice for `unclear`, whose truth is beside it."""
+    for name in (split, "truth") if split == "unclear" else (split,):
+        schema = SCHEMAS[name]
+        if "day" in columns and name != "truth":
+            schema = schema.append(DAY)
+        arrays = [pa.array(columns[field.name], field.type) for field in schema]
+        yield name, f"{name}/part-{number:05d}.parquet", pa.Table.from_arrays(arrays, schema=schema)
+
+
+# Ids in random order have no repetition that a dictionary could use; plain pages are smaller and faster.
+PARQUET: dict[str, Any] = {"compression": "zstd", "compression_level": 1, "use_dictionary": False}
+"""How all files are written."""
+
+
+def encode(path: str, table: pa.Table) -> tuple[pa.Buffer, dict[str, Any]]:
+    """(the bytes of a parquet file, its entry in the manifest)."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=ROW_GROUP_ROWS, **PARQUET)
+    content = sink.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    return content, {"file": path, "rows": table.num_rows, "bytes": content.size, "sha256": digest}
+
+
+def complete(
+    manifest: dict[str, Any], rows: dict[str, int], files: dict[str, Any], shards: dict[str, Any]
+) -> dict[str, Any]:
+    """The whole manifest of what was written."""
+    manifest = {
+        "format": "invdist dataset",
+        "version": VERSION,
+        **manifest,
+        "rows": rows,
+        "row_group_rows": ROW_GROUP_ROWS,
+        "files": files,
+        "shards": shards,
+    }
+    return {**manifest, "fingerprint": fingerprint(manifest)}
 
 
 @contextmanager
-def new_dataset(output: Path, shard_rows: int) -> Iterator[DatasetWriter]:
-    """A writer of the new data set `output`, which is there when the block ends without an error (see `new_folder`)."""
-    with new_folder(output) as folder:
+def new_dataset(output: str | Path, shard_rows: int) -> Iterator[DatasetWriter]:
+    """A writer of the new data set `output`, which is there when the block ends without an error (see `new_folder`).
+
+    `output` is a path or a URI. A data set for an object store is made in a temporary folder, and then copied.
+    """
+    target = Folder.at(output)
+    with new_folder(target.path) if target.local else _copied(target, str(output)) as folder:
         try:
             yield DatasetWriter(folder, shard_rows)
         except OSError as error:
-            raise UserError(_disk_message(error, output, folder)) from error
+            raise UserError(_disk_message(error, Path(target.path), folder)) from error
+
+
+@contextmanager
+def _copied(target: Folder, output: str) -> Iterator[Path]:
+    """A temporary folder, copied to an object store when the block ends without an error: the manifest last."""
+    if target.files() or target.folders():
+        raise UserError(f"{output} is already there; choose another --output or remove it first")
+    with tempfile.TemporaryDirectory(prefix="invdist-prepare-") as name:
+        folder = Path(name)
+        yield folder
+        manifest = (folder / MANIFEST).read_bytes()
+        (folder / MANIFEST).unlink()
+        try:
+            pafs.copy_files(name, target.path, pafs.LocalFileSystem(), target.filesystem)
+            with target.create(MANIFEST) as file:
+                file.write(manifest)
+        except BaseException as error:
+            with suppress(OSError):
+                target.remove()
+            if isinstance(error, OSError):
+                raise UserError(f"cannot write {output}: {describe_os_error(error)}") from error
+            raise
 
 
 def _disk_message(error: OSError, output: Path, folder: Path) -> str:

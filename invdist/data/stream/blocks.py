@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from invdist.data.schema import OBSERVED_SPLITS
 from invdist.data.stream.observed import ObservedPairs
 from invdist.data.stream.order import ShuffledRows
 from invdist.data.stream.sampler import Sampler
+from invdist.data.stream.sampler_parts import PartedSampler
 from invdist.runtime.errors import UserError
 
 _LOG = logging.getLogger(__name__)
@@ -51,6 +54,16 @@ class StreamSpec:
     seed: int = 0
     window_rows: int = 262_144
 
+    @property
+    def sampler_seed(self) -> int:
+        """The seed of sampled pairs."""
+        return hashing.key(self.seed, *self.splits)
+
+    @property
+    def samples(self) -> bool:
+        """Whether pairs that were never observed are drawn."""
+        return self.unlabeled_per_row > 0 and self.unlabeled.source != "exposures"
+
 
 def rank_rows(rows: int, rank: int, world_size: int) -> tuple[int, int]:
     """Which of a step's rows a rank takes: [low, high)."""
@@ -60,8 +73,12 @@ def rank_rows(rows: int, rank: int, world_size: int) -> tuple[int, int]:
 class BlockMaker:
     """Makes blocks of a stream: a pure function of (spec, epoch, block), with the last few kept for other ranks."""
 
-    def __init__(self, spec: StreamSpec, readers: int = 1) -> None:
-        self.spec, self.readers = spec, max(1, readers)
+    def __init__(self, spec: StreamSpec, sampler_parts: Sequence[Any] = (), readers: int = 1) -> None:
+        """`sampler_parts` are actors that hold the observed pairs; without them this process does, if it samples.
+
+        `readers` is the number of block makers that share the blocks of the stream.
+        """
+        self.spec, self._sampler_parts, self.readers = spec, sampler_parts, max(1, readers)
         self.dataset = Dataset.open(spec.path, verify="fast")
         self._labeled = ShuffledRows(self.dataset, spec.splits, spec.seed, spec.window_rows)
         self.rows = self._labeled.rows
@@ -73,7 +90,7 @@ class BlockMaker:
         self.stripe = min(self._per_window, max(1, _AHEAD_BLOCKS // self.readers))
         """Consecutive blocks that one reader makes: those of a window, which it reads once, if they are few."""
         self._exposures: ShuffledRows | None = None
-        self._sampler: Sampler | None = None
+        self._sampler: Sampler | PartedSampler | None = None
         self._kept: OrderedDict[tuple[int, int], dict[str, np.ndarray]] = OrderedDict()
         if missing := missing_data(self.dataset, spec):
             raise UserError(f"{spec.path} has {missing}")
@@ -164,11 +181,13 @@ class BlockMaker:
         )
         return user, item
 
-    def _get_sampler(self) -> Sampler:
+    def _get_sampler(self) -> Sampler | PartedSampler:
         if self._sampler is None:
-            observed = ObservedPairs.of(self.dataset)
-            seed = hashing.key(self.spec.seed, *self.spec.splits)
-            self._sampler = Sampler(observed, seed, self.spec.unlabeled.popularity)
+            if self._sampler_parts:
+                self._sampler = PartedSampler(self._sampler_parts, self.dataset.users, self.dataset.items)
+            else:
+                observed = ObservedPairs.of(self.dataset)
+                self._sampler = Sampler(observed, self.spec.sampler_seed, self.spec.unlabeled.popularity)
             if self._sampler.saturated_users:
                 _LOG.warning(
                     "%d users have observed every item; their sampled rows go to the next user who has not",

@@ -33,6 +33,23 @@ class ObservedPairs:
         for bit in range(8):
             self._bitmap[place[(place & 7) == bit] >> 3] |= np.uint8(1 << bit)
 
+    @property
+    def saturated(self) -> np.ndarray:
+        """Users (int64) who have observed every item."""
+        return np.flatnonzero(np.diff(self.offsets) >= self.items)
+
+    @classmethod
+    def part(cls, dataset: Dataset, part: int, parts: int) -> ObservedPairs:
+        """The pairs of users `part`, `part + parts`, ..., who are 0, 1, ... in it."""
+        own: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int32), np.empty(0, np.int32))]
+        for split in OBSERVED_SPLITS:
+            for batch in dataset.scan(split, ["user", "item"]):
+                user, item = batch["user"].to_numpy(), batch["item"].to_numpy()
+                mine = user % parts == part
+                own.append((user[mine] // parts, item[mine]))
+        user, item = (np.concatenate([column[n] for column in own]) for n in range(2))
+        return cls(user, item, len(range(part, dataset.users, parts)), dataset.items)
+
     @classmethod
     def of(cls, dataset: Dataset, splits: Sequence[str] = OBSERVED_SPLITS) -> ObservedPairs:
         """The pairs of a data set's training splits."""

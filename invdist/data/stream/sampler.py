@@ -21,15 +21,22 @@ class Sampler:
     draw: the row goes to the next user (by index, cyclically) who has; `saturated_users` counts such users.
     """
 
-    def __init__(self, observed: ObservedPairs, seed: int, popularity: float = 0.0) -> None:
+    def __init__(
+        self, observed: ObservedPairs, seed: int, popularity: float = 0.0, counts: np.ndarray | None = None
+    ) -> None:
+        """`counts` are how often each item was observed, if `observed` has only a part of the pairs: then no user of
+        `sample` may be saturated."""
         self.observed = observed
-        self.saturated_users = int(np.count_nonzero(np.diff(observed.offsets) >= observed.items))
         self._key = hashing.key(seed, "sampler")
-        self._substitute = _substitutes(observed)
+        self._substitute = None
+        if counts is None:
+            self.saturated_users = len(observed.saturated)
+            self._substitute = substitutes(observed.saturated, observed.users, observed.items)
+            counts = item_counts(observed)
         self._cdf: np.ndarray | None = None
         if popularity > 0:
             # One is added to every count: an item never shown can be drawn too.
-            weight = (np.bincount(observed.seen, minlength=observed.items) + 1.0) ** popularity
+            weight = (counts + 1.0) ** popularity
             cdf = np.cumsum(weight)
             cdf /= cdf[-1]
             # Where to start looking, for each of many equal slices of [0, 1): one step replaces a long search.
@@ -83,15 +90,19 @@ class Sampler:
         return item
 
 
-def _substitutes(observed: ObservedPairs) -> np.ndarray | None:
+def item_counts(observed: ObservedPairs) -> np.ndarray:
+    """How many users each item was observed with (int64)."""
+    return np.bincount(observed.seen, minlength=observed.items)
+
+
+def substitutes(saturated: np.ndarray, users: int, items: int) -> np.ndarray | None:
     """For each user the next one who has unseen items (int64), or None when every user has."""
-    open_users = np.flatnonzero(np.diff(observed.offsets) < observed.items)
-    if len(open_users) == observed.users:
+    if not len(saturated):
         return None
-    if not len(open_users):
+    if len(saturated) == users:
         raise UserError(
-            f"all {observed.users} x {observed.items} pairs were observed: there is nothing to sample; "
-            "use unlabeled.source=exposures"
+            f"all {users} x {items} pairs were observed: there is nothing to sample; use unlabeled.source=exposures"
         )
-    at = np.searchsorted(open_users, np.arange(observed.users))
-    return open_users[at % len(open_users)]
+    everyone = np.arange(users)
+    open_users = np.delete(everyone, saturated)
+    return open_users[np.searchsorted(open_users, everyone) % len(open_users)]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from invdist.config.registry import BACKBONES
-from invdist.embeddings.row_moves import kernels_for
-from invdist.models.backbone import BIAS_COLUMNS, Backbone, init_linear
+from invdist.embeddings.row_moves import Deltas, kernels_for, moved
+from invdist.models.backbone import BIAS_COLUMNS, Backbone, autocasts, init_linear
 
 
 @BACKBONES.register("gmf")
@@ -30,21 +30,28 @@ class GMF(Backbone):
         return logit + user[..., self.dim] + item[..., self.dim] if self.bias else logit
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        # Autocast takes the linear output, and so the usual way.
-        if kernels_for(rows) is None or torch.is_autocast_enabled(rows.device.type):
+        if kernels_for(rows) is None or autocasts(rows):
             return super().of_rows(rows)
         return _Logits.apply(rows, self.output.weight, self.output.bias, self.bias)
 
     def candidate_logits(
-        self, rows: Tensor, deltas: Tensor, dense: Tensor, step: Tensor, candidates: Sequence[float]
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
     ) -> Tensor | None:
         """As in `Backbone`. The logit is a product of three sums with c, so a polynomial of degree 3 in c: its
         coefficients are found once for all candidates.
         """
         compiled = kernels_for(rows)
         if compiled is None:
-            return None
-        return compiled.gmf_candidates(rows, deltas, dense, step, self.bias, torch.tensor(candidates))
+            rows, dense = (
+                torch.stack([moved(value, added, c) for c in candidates])
+                for value, added in ((rows, deltas.dense()), (dense, step))
+            )
+            user, item = rows.chunk(2, 1)
+            product = user[..., : self.dim] * item[..., : self.dim]
+            logits = torch.baddbmm(dense[:, -1:, None], product, dense[:, :-1, None]).squeeze(-1)
+            return logits + user[..., self.dim] + item[..., self.dim] if self.bias else logits
+        tried = torch.tensor(candidates)
+        return compiled.gmf_candidates(rows, deltas.index, deltas.values, dense, step, self.bias, tried)
 
 
 class _Logits(torch.autograd.Function):

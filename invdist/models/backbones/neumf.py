@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from invdist.config.registry import BACKBONES
-from invdist.models.backbone import BIAS_COLUMNS, Backbone, init_linear
+from invdist.embeddings.row_moves import Deltas, moved, reads_are_free
+from invdist.models.backbone import BIAS_COLUMNS, Backbone, autocasts, init_linear
+from invdist.models.flat import views
+
+_CHUNK = 1024
+"""Pairs for which a CPU tries all candidates at once: their layers stay in the cache."""
 
 
 @BACKBONES.register("neumf")
@@ -36,6 +43,91 @@ class NeuMF(Backbone):
         k = self.dim
         first = self._first(self.dropout(torch.cat([user[..., k : 5 * k], item[..., k : 5 * k]], dim=-1)))
         return self._after(first, user, item)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        drops = self.training and self.dropout.p > 0
+        if drops or autocasts(rows):
+            return super().of_rows(rows)
+        return _Logits.apply(rows, self.dim, self.bias, *self.parameters())
+
+    def candidate_logits(
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
+    ) -> Tensor | None:
+        """As in `Backbone`. The first layer has most of the work, and is a product of two sums with c:
+
+        (W + c dW) (x + c dx) + b + c db  =  [W x + b]  +  c [dW x + db + W dx]  +  c^2 [dW dx],
+
+        so its brackets are found once for all candidates, and what has dx only for the rows that the step touches.
+        """
+        like = list(self.parameters())
+        first, step_first = views(dense, like)[:2], views(step, like)[:2]
+        edge = sum(parameter.numel() for parameter in like[:2])
+        others = torch.stack([moved(dense[edge:], step[edge:], c) for c in candidates])
+        n, on_cpu = len(rows) // 2, reads_are_free(rows.device)
+        chunk = _CHUNK if on_cpu else max(n, 1)
+        found = [
+            self._try(
+                rows.view(2, n, rows.shape[1])[:, a : a + chunk],
+                Deltas(deltas.values, deltas.index.view(2, n)[:, a : a + chunk]),
+                (first, step_first),
+                others,
+                candidates,
+            )
+            for a in range(0, max(n, 1), chunk)
+        ]
+        return torch.cat(found, 1)
+
+    def _try(
+        self,
+        rows: Tensor,
+        deltas: Deltas,
+        first: tuple[Sequence[Tensor], Sequence[Tensor]],
+        others: Tensor,
+        candidates: Sequence[float],
+    ) -> Tensor:
+        """Logits `[candidates, n]` of rows `[2, n, columns]`; `others` are the weights after the first layer."""
+        k, n = self.dim, rows.shape[1]
+        (weight, bias), (d_weight, d_bias) = first
+        brackets = [
+            _first_layer(rows, weight, bias, k),
+            _first_layer(rows, d_weight, d_bias, k),
+            rows.new_zeros((n, len(bias))),
+        ]
+        product = [rows[0, :, :k], rows[1, :, :k]]
+        change = [torch.zeros_like(side) for side in product]
+        row_bias = rows[:, :, 5 * k].sum(0) if self.bias else None
+        d_row_bias = torch.zeros_like(row_bias) if row_bias is not None else None
+        for side in range(2):
+            index = deltas.index[side]
+            # On a GPU the host does not look how many rows are touched: all are.
+            touched = (index >= 0).nonzero().view(-1) if reads_are_free(rows.device) else None
+            if touched is None:
+                added, touched = Deltas(deltas.values, index).dense(), torch.arange(n, device=rows.device)
+            else:
+                added = deltas.values.index_select(0, index.index_select(0, touched))
+            half = slice(4 * k * side, 4 * k * (side + 1))
+            tower = added[:, k : 5 * k]
+            brackets[1].index_add_(0, touched, tower @ weight[:, half].t())
+            brackets[2].index_add_(0, touched, tower @ d_weight[:, half].t())
+            change[side].index_copy_(0, touched, added[:, :k])
+            if d_row_bias is not None:
+                d_row_bias.index_add_(0, touched, added[:, 5 * k])
+        x = torch.stack([moved(brackets[0], moved(brackets[1], brackets[2], c), c) for c in candidates]).relu_()
+        parts = [part.unflatten(1, p.shape) for part, p in zip(*self._split(others), strict=True)]
+        *tower, out_weight, out_bias = parts
+        for layer_weight, layer_bias in zip(tower[::2], tower[1::2], strict=True):
+            x = torch.baddbmm(layer_bias.unsqueeze(1), x, layer_weight.transpose(1, 2)).relu_()
+        products = [moved(product[0], change[0], c) * moved(product[1], change[1], c) for c in candidates]
+        last = torch.cat([torch.stack(products), x], -1)
+        logits = torch.baddbmm(out_bias.unsqueeze(1), last, out_weight.transpose(1, 2)).squeeze(-1)
+        if row_bias is not None and d_row_bias is not None:
+            logits += torch.stack([moved(row_bias, d_row_bias, c) for c in candidates])
+        return logits
+
+    def _split(self, others: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The parameters after the first layer, of every candidate, and those whose shapes they have."""
+        like = list(self.parameters())[2:]
+        return others.split([parameter.numel() for parameter in like], 1), like
 
     @property
     def _first(self) -> nn.Linear:
@@ -67,3 +159,65 @@ class NeuMF(Backbone):
             x = torch.relu(layer(self.dropout(x)))
         logit = self.output(torch.cat([user[..., :k] * item[..., :k], x], dim=-1)).squeeze(-1)
         return logit + user[..., 5 * k] + item[..., 5 * k] if self.bias else logit
+
+
+def _first_layer(rows: Tensor, weight: Tensor, bias: Tensor, k: int) -> Tensor:
+    """The first layer of rows `[2, n, columns]`, users first, without copying their columns of the tower."""
+    user, item = rows[0, :, k : 5 * k], rows[1, :, k : 5 * k]
+    return torch.addmm(bias, user, weight[:, : 4 * k].t()).addmm_(item, weight[:, 4 * k :].t())
+
+
+class _Logits(torch.autograd.Function):
+    """The logits of rows without dropout, and their gradient by hand: `h` are the outputs of the layers after ReLU.
+
+    s = w . [u * v, h_L] + b,   h_l = relu(W_l h_(l-1) + b_l),   and with `g` the gradient of s, from the last layer on
+    d_L = (g w) where h_L > 0,  d_(l-1) = (W_l^T d_l) where h_(l-1) > 0,  dW_l = d_l h_(l-1)^T,  db_l = sum of d_l.
+
+    Gradients of rows are written where they belong; autograd would make and add matrices full of zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, k: int, row_bias: bool, *parameters: Tensor) -> Tensor:
+        n = len(rows) // 2
+        both = rows.view(2, n, rows.shape[1])
+        (weight, bias, *tower), (out_weight, out_bias) = parameters[:-2], parameters[-2:]
+        layers = [_first_layer(both, weight, bias, k).relu_()]
+        for layer_weight, layer_bias in zip(tower[::2], tower[1::2], strict=True):
+            layers.append(torch.addmm(layer_bias, layers[-1], layer_weight.t()).relu_())
+        product = both[0, :, :k] * both[1, :, :k]
+        logits = torch.mv(product, out_weight[0, :k]).addmv_(layers[-1], out_weight[0, k:]).add_(out_bias)
+        if row_bias:
+            logits += both[:, :, 5 * k].sum(0)
+        ctx.save_for_backward(rows, product, *layers, *parameters)
+        ctx.k, ctx.row_bias, ctx.layers = k, row_bias, len(layers)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        k, g = ctx.k, gradients[0]
+        rows, product, *saved = ctx.saved_tensors
+        layers, parameters = saved[: ctx.layers], saved[ctx.layers :]
+        out_weight = parameters[-2]
+        both = rows.view(2, len(rows) // 2, rows.shape[1])
+        of_rows = torch.empty_like(both)
+        of_product = g.unsqueeze(1) * out_weight[0, :k]
+        for side in range(2):
+            torch.mul(of_product, both[1 - side, :, :k], out=of_rows[side, :, :k])
+        of_rows[:, :, 5 * k :] = 0.0
+        if ctx.row_bias:
+            of_rows[:, :, 5 * k] = g
+        of_output = torch.cat([torch.mv(product.t(), g), torch.mv(layers[-1].t(), g)]).view_as(out_weight)
+        found = [g.sum().view(1), of_output]  # from the last parameter to the first
+        d = g.unsqueeze(1) * out_weight[0, k:]
+        for level in range(ctx.layers - 1, 0, -1):
+            d = torch.ops.aten.threshold_backward(d, layers[level], 0)
+            found += [d.sum(0), d.t() @ layers[level - 1]]
+            d = d @ parameters[2 * level]
+        d = torch.ops.aten.threshold_backward(d, layers[0], 0)
+        of_weight = torch.empty_like(parameters[0])
+        for side in range(2):
+            half = slice(4 * k * side, 4 * k * (side + 1))
+            torch.mm(d.t(), both[side, :, k : 5 * k], out=of_weight[:, half])
+            torch.mm(d, parameters[0][:, half], out=of_rows[side, :, k : 5 * k])
+        found += [d.sum(0), of_weight]
+        return of_rows.view_as(rows), None, None, *reversed(found)

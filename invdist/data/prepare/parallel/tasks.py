@@ -1,0 +1,329 @@
+"""The tasks of `driver`, in the order of its stages: functions of their arguments and of files that are whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from invdist.data.prepare.parallel.arrays import bucketed, read_columns, read_range, write_arrays
+from invdist.data.prepare.parallel.id_parts import NumberedIds, number_part, sorted_ids, write_ids
+from invdist.data.prepare.quantiles import digit_counts
+from invdist.data.prepare.raw_log import RawLog
+from invdist.data.prepare.row_rules import RowRules, pair_of_indices, pair_of_words
+from invdist.data.prepare.spill import BUCKETS
+from invdist.data.prepare.split_rule import SplitRule
+from invdist.data.prepare.splitting import TRAIN
+from invdist.data.prepare.writer import PARQUET, encode, shard_tables
+from invdist.data.schema import ROW_GROUP_ROWS, UNCLEAR_LABEL
+from invdist.runtime.files import Folder
+
+Segment = tuple[str, int, int]
+"""A file and the range of its records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What tasks of every stage know."""
+
+    log: RawLog
+    rules: RowRules
+    rule: SplitRule
+    work: Folder
+    """Has the folders `chunks`, `ids`, `buckets`, `clean`, `split`."""
+    target: Folder
+    """The folder of the data set."""
+    chunk_rows: int
+
+    @property
+    def clean_dtype(self) -> np.dtype:
+        """The columns of the files of clean rows."""
+        fields: list[tuple[str, type]] = [("user", np.int32), ("item", np.int32), ("label", np.int8)]
+        fields += [("truth", np.float32)] * self.rules.has_truth + [("time", np.int64)] * self.rule.by_time
+        return np.dtype(fields)
+
+
+def look(job: Job, piece: Any) -> dict[str, Any]:
+    """What reading needs to know of a piece of the log before any is read."""
+    return {"found": job.log.look(piece)}
+
+
+def read(job: Job, number: int, piece: Any) -> dict[str, Any]:
+    """Reads a piece of the log into chunks of records, with their distinct ids, or into buckets if ids are indices."""
+    counts: Counter[str] = Counter()
+    chunks: list[dict[str, Any]] = []
+    types: dict[str, str] = {}
+    pending: list[tuple[np.ndarray, pa.RecordBatch]] = []
+    rows = 0
+
+    def flush() -> None:
+        records = np.concatenate([part for part, _ in pending])
+        table = pa.Table.from_batches([ids for _, ids in pending])
+        pending.clear()
+        name = f"{number:06d}-{len(chunks):04d}"
+        chunks.append(_write_chunk(job, name, records, table))
+
+    for batch in job.log.read(piece):
+        rows += batch.num_rows
+        batch = job.rules.with_ids(batch, counts)
+        for entity in ("user", "item"):
+            types[entity] = str(batch[entity].type)
+        pending.append((job.rules.records(batch, counts), batch.select(["user", "item"])))
+        if sum(len(part) for part, _ in pending) >= job.chunk_rows:
+            flush()
+    if pending:
+        flush()
+    kinds = {kind: str(file) for kind, file in getattr(job.log, "times", {}).items()}
+    owed = getattr(job.log, "owed", 0)
+    return {"rows": rows, "counts": counts, "chunks": chunks, "types": types, "times": kinds, "owed": owed}
+
+
+def _write_chunk(job: Job, name: str, records: np.ndarray, ids: pa.Table) -> dict[str, Any]:
+    if job.log.universe():
+        records["user"], records["item"] = ids["user"].to_numpy(), ids["item"].to_numpy()
+        return _write_buckets(job, name, records, pair_of_indices(records["user"], records["item"]))
+    chunk: dict[str, Any] = {"name": name, "rows": len(records)}
+    for entity in ("user", "item"):
+        distinct, records[entity] = sorted_ids(ids[entity].combine_chunks())
+        fences = write_ids(job.work.child("chunks"), f"{name}.{entity}s", distinct)
+        chunk[f"{entity}s"] = {"ids": len(distinct), "fences": fences}
+    write_arrays(job.work.child("chunks"), f"{name}.rows", [records])
+    return chunk
+
+
+def _write_buckets(job: Job, name: str, records: np.ndarray, pair: np.ndarray) -> dict[str, Any]:
+    grouped, edges = bucketed(records, job.rules.bucket(pair), BUCKETS)
+    write_arrays(job.work.child("buckets"), name, [grouped])
+    return {"name": name, "rows": len(records), "edges": edges}
+
+
+def number(
+    context: tuple[Job, dict[str, tuple[Sequence[str], Sequence[Any]]]], entity: str, part: int, low: Any, high: Any
+) -> dict[str, Any]:
+    """Numbers the ids of one part; the context has the files and fences of each entity's chunks."""
+    job, chunks = context
+    names, fences = chunks[entity]
+    target = job.work.child("ids")
+    return number_part(job.work.child("chunks"), names, fences, low, high, target, f"{entity}-{part:05d}")
+
+
+def route(context: tuple[Job, NumberedIds, NumberedIds], number: int, name: str, rows: int) -> dict[str, Any]:
+    """Gives the records of a chunk their indices, and puts them into buckets."""
+    job, users, items = context
+    records = read_range(job.work.child("chunks"), f"{name}.rows", job.rules.dtype, 0, rows).copy()
+    words = []
+    for ids, entity in ((users, "user"), (items, "item")):
+        index, word = ids.of_chunk(number)
+        words.append(word[records[entity]])
+        records[entity] = index[records[entity]]
+    return _write_buckets(job, name, records, pair_of_words(*words))
+
+
+def table(context: tuple[Job, NumberedIds | None, int], name: str) -> dict[str, Any]:
+    """Writes `users.parquet` or `items.parquet` part by part, as one table would be written."""
+    job, ids, count = context
+    schema = pa.schema([("index", pa.int64()), ("raw", ids.part(0).type if ids is not None else pa.int64())])
+    path, written = f"{name}.parquet", 0
+    with job.target.create(path) as file:
+        sink = _Hashed(file)
+        with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, **PARQUET) as writer:
+            pending = pa.array([], schema.field("raw").type)
+            for part in range(len(ids.first) - 1 if ids is not None else 1):
+                more = ids.part(part) if ids is not None else pa.array(np.arange(count))
+                pending = pa.concat_arrays([pending, more])
+                last = ids is None or part == len(ids.first) - 2
+                whole = len(pending) if last else len(pending) // ROW_GROUP_ROWS * ROW_GROUP_ROWS
+                index = pa.array(np.arange(written, written + whole), pa.int64())
+                if whole:
+                    writer.write_table(pa.table([index, pending[:whole]], schema=schema), ROW_GROUP_ROWS)
+                pending, written = pending[whole:], written + whole
+    return {"entry": {"file": path, "rows": written, "bytes": sink.size, "sha256": sink.digest.hexdigest()}}
+
+
+class _Hashed:
+    """A file to write, which counts and hashes what is written."""
+
+    closed = False
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file, self.size, self.digest = file, 0, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        """Writes on."""
+        self._file.write(content)
+        self.digest.update(content)
+        self.size += len(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """The file below is flushed when it is closed."""
+
+    def close(self) -> None:
+        """The file below is closed by its owner."""
+
+
+def find(context: tuple[Job, NumberedIds], part: int, values: list[Any]) -> dict[str, Any]:
+    """Final indices of ids among those of one part."""
+    _, ids = context
+    return {"index": ids.find(part, pa.array(values, ids.part(part).type)).tolist()}
+
+
+def finish_rates(context: tuple[Job, list[list[Segment]]]) -> dict[str, Any]:
+    """Quantiles of finish rates."""
+    job, segments = context
+    return {"rates": job.rules.finish_rates(_records(job, bucket) for bucket in segments)}
+
+
+def _records(job: Job, segments: list[Segment]) -> np.ndarray:
+    parts = [read_range(job.work.child("buckets"), *_of(job, segment)) for segment in segments]
+    return np.concatenate([np.empty(0, job.rules.dtype), *parts])
+
+
+def _of(job: Job, segment: Segment) -> tuple[str, np.dtype, int, int]:
+    return segment[0], job.rules.dtype, segment[1], segment[2]
+
+
+def count_play_times(job: Job, name: str, rows: int, shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
+    """Digits (see `quantiles`) of the play times of a chunk."""
+    played = read_range(job.work.child("buckets"), name, job.rules.dtype, 0, rows)["play_time"]
+    return _sparse(digit_counts(played[played >= 0], shift, prefixes))
+
+
+Group = list[tuple[int, list[int]]]
+"""Buckets whose clean rows are in one file, which has the name of the first: (number, layout), see `_arranged`."""
+
+
+def count_times(job: Job, group: Group, shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
+    """Digits of the times of labeled rows."""
+    rows = _clean_rows(job, group, ["time"])
+    times = np.concatenate([rows[at : at + layout[0]]["time"] for at, layout in _places(group)])
+    return _sparse(digit_counts(times, shift, prefixes))
+
+
+def _clean_rows(job: Job, group: Group, names: Sequence[str]) -> np.ndarray:
+    total = sum(sum(layout) for _, layout in group)
+    columns = read_columns(job.work.child("clean"), file_of(group), job.clean_dtype, total, 0, total, names)
+    rows = np.empty(total, np.dtype([(name, job.clean_dtype[name]) for name in names]))
+    for name, column in columns.items():
+        rows[name] = column
+    return rows
+
+
+def _places(group: Group) -> Iterator[tuple[int, list[int]]]:
+    """(where its rows begin, layout) of each bucket of a group."""
+    at = 0
+    for _, layout in group:
+        yield at, layout
+        at += sum(layout)
+
+
+def file_of(group: Sequence[tuple[int, Any]]) -> str:
+    """The name of the file of some buckets."""
+    return f"{group[0][0]:03d}"
+
+
+def _sparse(counts: np.ndarray) -> dict[str, Any]:
+    found = [np.flatnonzero(row) for row in counts]
+    return {"digits": [[at.tolist(), row[at].tolist()] for at, row in zip(found, counts)]}
+
+
+def dense(results: Sequence[dict[str, Any]], prefixes: int) -> np.ndarray:
+    """The sum of what several tasks counted (int64 [prefixes, 65536])."""
+    counts = np.zeros((prefixes, 1 << 16), np.int64)
+    for result in results:
+        for row, (at, count) in zip(counts, result["digits"]):
+            row[at] += np.array(count, np.int64)
+    return counts
+
+
+def clean(context: tuple[Job, int], buckets: list[tuple[int, list[Segment]]]) -> dict[str, Any]:
+    """Cleans buckets into one file, their rows ordered by split as far as it is known: see `_arranged`."""
+    job, items = context
+    counts: Counter[str] = Counter()
+    parts = (job.rules.clean(number, _records(job, segments), items, counts) for number, segments in buckets)
+    return _write_clean(job, "clean", file_of(buckets), parts, counts)
+
+
+def split(job: Job, group: Group) -> dict[str, Any]:
+    """Orders the clean rows of a group by their split."""
+    rows = _clean_rows(job, group, job.clean_dtype.names or ())
+    parts = (rows[at : at + sum(layout)] for at, layout in _places(group))
+    return _write_clean(job, "split", file_of(group), parts, Counter())
+
+
+def _write_clean(
+    job: Job, folder: str, name: str, buckets: Iterable[np.ndarray], counts: Counter[str]
+) -> dict[str, Any]:
+    """Writes the rows of buckets into one file, column by column."""
+    names = job.clean_dtype.names or ()
+    layouts, parts = [], []
+    for rows in buckets:
+        layout, arranged = _arranged(job.rule, rows, counts)
+        layouts.append(layout)
+        parts.append({name: np.ascontiguousarray(arranged[name]) for name in names})
+    columns = [np.concatenate([part[name] for part in parts]) for name in names]
+    write_arrays(job.work.child(folder), name, columns)
+    return {"counts": counts, "layouts": layouts, "rows": sum(map(sum, layouts))}
+
+
+def _arranged(rule: SplitRule, rows: np.ndarray, counts: Counter[str]) -> tuple[list[int], np.ndarray]:
+    """(how many rows are train, valid, test and unclear; the rows in this order).
+
+    Labeled rows whose split is not known yet, or decided by their order, are all under train.
+    """
+    unclear, labeled = (rows[mask] for mask in (rows["label"] == UNCLEAR_LABEL, rows["label"] != UNCLEAR_LABEL))
+    if (period := rule.period(unclear)) is not None:
+        counts["unclear_after_training"] += int(np.count_nonzero(period != TRAIN))
+        unclear = unclear[period == TRAIN]
+    layout = [len(labeled), 0, 0]
+    if (part := rule.of_labeled(labeled)) is not None:
+        labeled = labeled[np.argsort(part, kind="stable")]
+        layout = np.bincount(part, minlength=3).tolist()
+    return [*layout, len(unclear)], np.concatenate([labeled, unclear])
+
+
+Run = tuple[str, int, int, int, bool]
+"""Clean rows: (file, rows in it, start, stop, whether their labels are hidden)."""
+
+
+def write(context: tuple[Job, str], split: str, number: int, runs: list[Run]) -> dict[str, Any]:
+    """Writes one shard of a split, from the files of clean rows in the folder that the context names."""
+    job, folder = context
+    parts = []
+    for (name, rows), some in groupby(runs, lambda run: run[:2]):
+        parts += _shard_columns(job, folder, split, name, rows, list(some))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    entries = {}
+    for name, path, content in shard_tables(split, number, columns):
+        content, entries[name] = encode(path, content)
+        with job.target.child(name).create(path.rsplit("/", 1)[1]) as file:
+            file.write(content)
+    rows = len(columns["user"])
+    positives = int(np.count_nonzero(columns["label"] == 1)) if "label" in columns else 0
+    return {"rows": rows, "entries": entries, "positives": positives}
+
+
+def _shard_columns(
+    job: Job, folder: str, split: str, file: str, rows: int, runs: list[Run]
+) -> Iterator[dict[str, np.ndarray]]:
+    """The columns of runs that are in one file, which is read once."""
+    names = ["user", "item", "label", *(["truth"] if job.rules.has_truth else [])]
+    first, last = min(run[2] for run in runs), max(run[3] for run in runs)
+    found = read_columns(job.work.child(folder), file, job.clean_dtype, rows, first, last, names)
+    for _, _, start, stop, hidden in runs:
+        columns = {name: column[start - first : stop - first] for name, column in found.items()}
+        label = columns.pop("label")
+        if split != "unclear":
+            columns = {"user": columns["user"], "item": columns["item"], "label": label}
+        elif hidden:
+            columns["truth"] = label.astype(np.float32)
+        elif not job.rules.has_truth:
+            columns["truth"] = np.full(stop - start, np.nan, np.float32)
+        yield columns

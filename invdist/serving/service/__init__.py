@@ -1,0 +1,1 @@
+"""`invdist serve`: a trained run behind HTTP, on Ray Serve."""

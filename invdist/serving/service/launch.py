@@ -1,0 +1,96 @@
+"""Starts the service and gives its address; ends what was started."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from invdist.runtime.errors import UserError
+from invdist.runtime.private_ray import LOOPBACK, free_port, new_environment
+from invdist.serving.service import front
+from invdist.serving.service.requests import Limits
+from invdist.serving.service.watch import CheckpointWatcher
+from invdist.training import ray_backend
+
+_LEAST_TOKEN = 16
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service."""
+
+    url: str
+    token_file: Path
+    """Holds the token; only its owner can read it."""
+
+
+@contextlib.contextmanager
+def running_service(
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    checkpoint: str | int = "best",
+    *,
+    replicas: int = 2,
+    host: str = LOOPBACK,
+    port: int = 0,
+    token_file: str | Path | None = None,
+    limits: Limits = Limits(),  # noqa: B008
+) -> Iterator[Service]:
+    """Inside, the service answers; it is on a private Ray, or on the cluster that RAY_ADDRESS names.
+
+    `port` 0 is a free one. A `token_file` that does not exist is made; by default it is a new one that is removed at
+    the end.
+    """
+    watcher = CheckpointWatcher(run, overrides, checkpoint)
+    with contextlib.ExitStack() as stack:
+        own = not ray_backend.inside_cluster()
+        variables = new_environment() if own else None
+        if variables is not None:
+            variables |= front.environment(Path(variables["RAY_AUTH_TOKEN_PATH"]).parent, limits)
+        file = Path(token_file) if token_file else Path(stack.enter_context(tempfile.TemporaryDirectory()), "token")
+        token = read_or_make_token(file)
+        stack.enter_context(ray_backend.connected(replicas + 1, variables))
+
+        from ray import serve
+        from ray.exceptions import RayError
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        from invdist.serving.service.deployment import application
+
+        name = f"invdist-{Path(run).resolve().name}"
+        port = port or free_port(host)
+        if not own:  # a private Ray ends as a whole
+            stack.callback(serve.delete, name)
+        try:
+            serve.start(http_options={"host": host, "port": port})
+            serve.run(application(watcher, token, limits, replicas), name=name, route_prefix="/")
+        except (RuntimeError, RayError) as error:
+            raise UserError(f"the service did not start: {error}") from None
+        yield Service(f"http://{f'[{host}]' if ':' in host else host}:{port}", file)
+
+
+def read_or_make_token(file: Path) -> str:
+    """The token in a file that only its owner can read; a new one if there is no such file."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if file.stat().st_mode & 0o077:
+            raise UserError(f"--token-file {file}: others can read it; chmod 600 {file}") from None
+        token = file.read_text().strip()
+        if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+            raise UserError(
+                f"--token-file {file}: expected one line of at least {_LEAST_TOKEN} printable characters without spaces"
+            ) from None
+        return token
+    except OSError as error:
+        raise UserError(f"--token-file {file}: {error.strerror}") from None
+    token = secrets.token_urlsafe(32)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(token)
+    return token

@@ -1,0 +1,294 @@
+"""`prepare` in many processes, against the one-process path: the same manifest and the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from invdist.cli import prepare as command
+from invdist.data.dataset import Dataset
+from invdist.data.prepare.options import build_options
+from invdist.data.prepare.parallel.driver import Sizes
+from invdist.data.prepare.parallel.on_ray import prepare_on_ray
+from invdist.data.prepare.pipeline import prepare_log
+from invdist.runtime.errors import UserError
+from invdist.runtime.private_ray import PrivateRay
+from tests.runs import train_here
+
+SMALL = Sizes(chunk_rows=1000, piece_bytes=30_000, part_ids=700)
+"""So small that every stage has several tasks."""
+ROWS = 4000
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def plays(text_ids: bool = False) -> pa.Table:
+    """A messy log: repeated pairs, exact copies, missing ids, broken durations, empty times."""
+    rng = np.random.default_rng(5)
+    user, item = rng.integers(0, 700, ROWS) * 7919 % 100_003, rng.integers(0, 300, ROWS)
+    columns: dict[str, Any] = {
+        "user": [f"ü{n:x}" if text_ids else int(n) for n in user],
+        "item": [None if n == 13 else f"v {n}" if text_ids else int(n) for n in item],
+        "play_time": np.where(rng.random(ROWS) < 0.02, -1.0, np.round(rng.random(ROWS) * 900)),
+        "duration": np.where(rng.random(ROWS) < 0.03, 0.0, 1000.0),
+        "time": pa.array(1_650_000_000 + rng.integers(0, 2_000_000, ROWS), mask=rng.random(ROWS) < 0.01),
+    }
+    table = pa.table(columns)
+    return pa.concat_tables([table, table.slice(100, 40)])
+
+
+def write_csv(table: pa.Table, path: Path) -> Path:
+    pacsv.write_csv(table, path)
+    return path
+
+
+def csv_and_gzip(folder: Path) -> list[Path]:
+    """A large CSV file, and a smaller one that cannot be cut."""
+    table = plays()
+    whole = write_csv(table.slice(0, 3000), folder / "a.csv")
+    with gzip.open(folder / "b.csv.gz", "wb") as file:
+        file.write(write_csv(table.slice(3000), folder / "b.csv").read_bytes())
+    return [whole, folder / "b.csv.gz"]
+
+
+def parquet_of_text(folder: Path) -> list[Path]:
+    pq.write_table(plays(text_ids=True), folder / "log.parquet", row_group_size=300)
+    return [folder / "log.parquet"]
+
+
+def with_given_split(folder: Path) -> list[Path]:
+    """Ratings, and lists of pairs beside them."""
+    table = plays()
+    rating = pa.array(np.where(np.arange(len(table)) % 3 > 0, 5.0, 1.0))
+    table = table.drop_columns(["play_time", "duration", "time"]).append_column("rating", rating)
+    pairs = [
+        pair for pair in dict.fromkeys(zip(table["user"].to_pylist(), table["item"].to_pylist())) if pair[1] is not None
+    ]
+    for name, some in (("valid", pairs[::9]), ("test", pairs[1::9])):
+        (folder / name).write_text("".join(f"{user}\t{item}\n" for user, item in some))
+    return [write_csv(table, folder / "ratings.csv")]
+
+
+Logs = Callable[[Path], list[Path]]
+CASES: dict[str, tuple[str, Logs, dict[str, Any]]] = {
+    "time and csv": ("microvideo", csv_and_gzip, {"split": "time", "label_fraction": 0.5, "duplicates": "first"}),
+    "text and quartiles": ("microvideo", parquet_of_text, {"rule": "play_time", "since": "2022-04-18"}),
+    "given": ("ratings", with_given_split, {"split": "given", "valid_file": "valid", "test_file": "test"}),
+    "synthetic": ("synthetic", lambda _: [], {"preset": "tiny", "label_fraction": 0.3}),
+}
+
+
+def options_of(case: str, folder: Path) -> tuple[Any, list[Path]]:
+    """The options and the log of a case."""
+    kind, logs, mapping = CASES[case]
+    mapping = {name: str(folder / value) if name.endswith("_file") else value for name, value in mapping.items()}
+    inputs = logs(folder)
+    return build_options(kind, {"shard_rows": 500, **mapping}), inputs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_bytes_as_in_two_passes(case: str, tmp_path: Path) -> None:
+    options, inputs = options_of(case, tmp_path)
+    alone = prepare_log(options, inputs, tmp_path / "alone")
+    together = prepare_on_ray(options, inputs, tmp_path / "together", 0, sizes=SMALL)
+    assert together == alone
+    assert content(tmp_path / "together") == content(tmp_path / "alone")
+    assert not (tmp_path / "together.partial").exists()
+
+
+def test_the_same_bytes_on_ray(tmp_path: Path, ray_cluster: object) -> None:
+    options, inputs = options_of("time and csv", tmp_path)
+    alone = prepare_log(options, inputs, tmp_path / "alone")
+    peak: dict[str, int] = {}
+    together = prepare_on_ray(options, inputs, tmp_path / "together", 4, sizes=SMALL, peak_memory=peak)
+    assert together == alone
+    assert content(tmp_path / "together") == content(tmp_path / "alone")
+    assert min(peak.values()) > 1 << 20
+
+
+class Stopped(Exception):
+    """Stands for whatever ends the process."""
+
+
+@pytest.mark.parametrize("case", ["time and csv", "given"])
+def test_an_interrupted_call_goes_on_where_it_stopped(case: str, tmp_path: Path) -> None:
+    options, inputs = options_of(case, tmp_path)
+    alone = prepare_log(options, inputs, tmp_path / "alone")
+    seen: list[str] = []
+    stop_at = 3
+
+    def stop(stage: str, rows: int) -> None:
+        seen.append(stage)
+        if len(seen) % stop_at == 0:
+            raise Stopped
+
+    for _ in range(200):
+        try:
+            together = prepare_on_ray(options, inputs, tmp_path / "together", 0, stop, sizes=SMALL)
+            break
+        except Stopped:
+            assert not (tmp_path / "together").exists()
+    assert together == alone
+    assert content(tmp_path / "together") == content(tmp_path / "alone")
+    # Every task reports once when it is done: a task that was done twice would be in the list twice.
+    again: list[str] = []
+    prepare_on_ray(options, inputs, tmp_path / "again", 0, lambda stage, rows: again.append(stage), sizes=SMALL)
+    assert sorted(seen) == sorted(again)
+
+
+def test_unfinished_work_of_another_call_is_left_alone(tmp_path: Path) -> None:
+    options, inputs = options_of("given", tmp_path)
+
+    def stop(stage: str, rows: int) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        prepare_on_ray(options, inputs, tmp_path / "out", 0, stop, sizes=SMALL)
+    other = options.model_copy(update={"seed": 7})
+    with pytest.raises(UserError, match=r"out.partial has the unfinished work of another prepare \(other options\)"):
+        prepare_on_ray(other, inputs, tmp_path / "out", 0, sizes=SMALL)
+    (tmp_path / "mine.partial").mkdir()
+    (tmp_path / "mine.partial" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is not of an unfinished prepare"):
+        prepare_on_ray(options, inputs, tmp_path / "mine", 0, sizes=SMALL)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UserError, match="is already there"):
+        prepare_on_ray(options, inputs, tmp_path / "there", 0, sizes=SMALL)
+
+
+def test_what_is_wrong_with_a_log_is_said_as_in_one_process(tmp_path: Path) -> None:
+    for name, ids in (("a", [1, 2]), ("b", ["x", "y"])):
+        pq.write_table(pa.table({"user": ids, "item": ids, "rating": [1.0, 5.0]}), tmp_path / f"{name}.parquet")
+    options = build_options("ratings", {})
+    inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    messages = []
+    for prepare in (prepare_log, lambda *args: prepare_on_ray(*args, workers=0)):
+        with pytest.raises(UserError) as error:
+            prepare(options, inputs, tmp_path / "out")
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert sorted(os.listdir(tmp_path)) == ["a.parquet", "b.parquet"]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    write = ["synthetic", "preset=tiny", "--output"]
+    assert command.main([*write, str(tmp_path / "a"), "--workers", "0"]) == 0
+    assert command.main([*write, str(tmp_path / "b")]) == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert command.main([*write, str(tmp_path / "c"), "--workers", "-1"]) == 2
+    assert command.main([*write, str(tmp_path / "c"), "--workers", "2", "--onto", str(tmp_path / "a")]) == 2
+
+
+def test_a_bucket_takes_a_data_set_whole(tmp_path: Path, s3_bucket: str) -> None:
+    options, inputs = options_of("time and csv", tmp_path)
+    alone = prepare_log(options, inputs, tmp_path / "alone")
+    for name, prepare in (("two", prepare_log), ("steps", lambda *args: prepare_on_ray(*args, workers=0))):
+        where = f"{s3_bucket}/prepared/{name}"
+        assert prepare(options, inputs, where) == alone
+        opened = Dataset.open(where)
+        assert opened.fingerprint == alone["fingerprint"]
+        assert opened.read("unclear").equals(Dataset.open(str(tmp_path / "alone")).read("unclear"))
+        with pytest.raises(UserError, match="is already there"):
+            prepare(options, inputs, where)
+
+
+def test_training_reads_a_bucket(tmp_path: Path, tiny_data: Path, s3_bucket: str) -> None:
+    where = f"{s3_bucket}/trained/tiny"
+    assert command.main(["synthetic", "preset=tiny", "--output", where]) == 0
+    settings = ("training.epochs=1", "unlabeled.source=sampled")
+    losses = []
+    for name, data in (("a", tiny_data), ("b", where)):
+        events = (train_here(data, tmp_path / name, *settings) / "events.jsonl").read_text().splitlines()  # type: ignore[arg-type]
+        losses.append([(e["step"], e["loss"]) for e in map(json.loads, events) if e["event"] == "step"])
+    assert losses[0]
+    assert losses[0] == losses[1]
+
+
+def test_a_bucket_with_half_a_data_set_has_none(tmp_path: Path, s3_bucket: str) -> None:
+    options, inputs = options_of("synthetic", tmp_path)
+    where = f"{s3_bucket}/half/data"
+
+    def stop(stage: str, rows: int) -> None:
+        if stage == "writing":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        prepare_on_ray(options, inputs, where, 0, stop)
+    with pytest.raises(UserError, match="is not a prepared data set"):
+        Dataset.open(where)
+    with pytest.raises(UserError, match="is already there"):
+        prepare_log(options, inputs, where)
+    assert prepare_on_ray(options, inputs, where, 0) == prepare_log(options, inputs, tmp_path / "alone")
+    assert Dataset.open(where).rows == Dataset.open(str(tmp_path / "alone")).rows
+
+
+@pytest.mark.slow
+def test_killed_workers_cost_nothing_but_time(tmp_path: Path, ray_cluster: PrivateRay) -> None:
+    """A worker is killed in every stage, while it works: nothing is lost, nothing is doubled."""
+    options, inputs = options_of("time and csv", tmp_path)
+    alone = prepare_log(options, inputs, tmp_path / "alone")
+    killed: dict[str, int] = {}
+
+    def kill(stage: str, rows: int) -> None:
+        for pid in [] if stage in killed else workers_of(ray_cluster):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed[stage] = pid
+
+    together = prepare_on_ray(options, inputs, tmp_path / "together", 3, kill, sizes=SMALL)
+    assert len(killed) >= 8, killed
+    assert together == alone
+    assert content(tmp_path / "together") == content(tmp_path / "alone")
+
+
+def workers_of(head: PrivateRay) -> list[int]:
+    """Processes of a Ray that are at work on a task of ours."""
+    return [pid for pid in head.processes() if _command(pid).startswith("ray::_run")]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(tmp_path: Path) -> None:
+    """The driver is killed at several moments, with its private Ray; the same command ends with the same data set."""
+    options, inputs = options_of("text and quartiles", tmp_path)
+    alone = prepare_log(options.model_copy(update={"shard_rows": 1 << 20}), inputs, tmp_path / "alone")
+    call = [sys.executable, "-m", "invdist", "prepare", "microvideo", "--input", *map(str, inputs)]
+    call += ["--output", str(tmp_path / "out"), "--workers", "2", "rule=play_time", "since=2022-04-18"]
+    killed = 0
+    for marker in ("reading-", "routing-", "cleaning-"):
+        process = subprocess.Popen(call, start_new_session=True, stderr=subprocess.DEVNULL)
+        done = tmp_path / "out.partial" / "done"
+        while process.poll() is None and not list(done.glob(f"{marker}*")):
+            time.sleep(0.01)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+        process.wait()
+    assert killed
+    subprocess.run(call, check=True)
+    assert Dataset.open(str(tmp_path / "out")).fingerprint == alone["fingerprint"]
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
