@@ -267,7 +267,7 @@ def test_readers_are_where_they_are_told_or_elsewhere_if_that_is_lost(tiny: Path
     spec = spec_of(tiny, batch_size=256)
     for nodes in ([here], ["0" * len(here)]):
         readers = ray_readers(spec, 2, nodes)
-        part: Any = ray.get(readers[1].part.remote(0, 0, 0, 1), timeout=60)
+        part: Any = ray.get(readers[1].part.remote(0, 0, 0, 1), timeout=300)
         assert len(part["user"]) > 0
 
 
