@@ -67,6 +67,9 @@ class RowsConfig(Section):
     placement: Literal["in_order", "hashed"] = "in_order"
     """Which worker has which row of a row-wise table: consecutive ids together, or spread, so that popular items, whose
     ids are often close, do not share a worker. The result is the same."""
+    payload: Literal["fp32", "bf16"] = "fp32"
+    """Precision of embeddings and their gradients on their way between workers; tables, sums and steps stay fp32. bf16
+    halves the traffic, and the result then depends on the number of workers."""
     init_std: Positive = 0.01
     """Standard deviation of new embeddings."""
     bias: bool = False
@@ -173,6 +176,19 @@ class CheckpointConfig(Section):
     """Write in the background; training waits only for a copy in memory."""
 
 
+class GrowthConfig(Section):
+    """A run that goes on from the model of another one, on a newer data set (docs/daily.md)."""
+
+    run: str | None = None
+    """The run folder that it goes on from; `--from` sets this and the next."""
+    checkpoint: str | None = None
+    """The checkpoint of that run: its step and a digest of its content."""
+    epochs: Count = 1
+    """Epochs of a run that goes on from another, instead of training.epochs."""
+    products: Count = 3
+    """Passes over the exposures to bring the vectors of the older run up to date, instead of exposures.products."""
+
+
 class RayConfig(Section):
     """The Ray workers."""
 
@@ -223,6 +239,7 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    growth: GrowthConfig = GrowthConfig()
     ray: RayConfig = RayConfig()
     watch: WatchConfig = WatchConfig()
     _strategy: Any = PrivateAttr(None)

@@ -190,6 +190,12 @@ def spread_multiplier(rows: int) -> int:
     return multiplier
 
 
+def ids_at(first: int, end: int, rows: int, multiplier: int) -> Tensor:
+    """The ids of the rows at places `[first, end)` of a table of `rows` rows."""
+    back = pow(multiplier, -1, rows) if rows > 1 else 1
+    return torch.arange(first, end) * back % max(1, rows)
+
+
 def column_width(columns: int, world_size: int) -> int:
     """The narrowest column shard: one per rank, a multiple of 4 as FBGEMM needs, dividing the columns evenly."""
     widths = [w for w in range(4, columns + 1, 4) if columns % w == 0 and w * world_size >= columns]

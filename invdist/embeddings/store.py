@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from invdist.embeddings.comm import Comm
+from invdist.embeddings.comm import Comm, Pending
 from invdist.embeddings.exchange import Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows
@@ -45,12 +45,16 @@ class EmbeddingStore:
     """The sharded tables of users and items, seen from one rank."""
 
     def __init__(
-        self, tables: ShardedTables, comm: Comm, make_optimizer: Callable[[Tensor, EmbeddingStore], RowOptimizer]
+        self,
+        tables: ShardedTables,
+        comm: Comm,
+        make_optimizer: Callable[[Tensor, EmbeddingStore], RowOptimizer],
+        payload: str = "fp32",
     ) -> None:
         self.layout: Layout = tables.layout
         self.local_rows = tables.local_rows
         self.plan_stats = tables.stats
-        self.comm = comm
+        self.comm, self._bf16 = comm, payload == "bf16"
         self.changed: Tensor | None = None
         """Which local rows were changed since `track`, bool; None: not recorded."""
         self._locate = RowLocator(self.layout, comm.size, self.local_rows.device)
@@ -103,7 +107,7 @@ class EmbeddingStore:
         wanted = exchange.joint_requested
         answer = self.comm.send_buffer(len(wanted), self.layout.width, self.local_rows)
         gather_rows(self.local_rows, wanted, out=answer)
-        arriving = self.comm.all_to_all(answer, exchange.received, exchange.sent)
+        arriving = self._send(answer, exchange.received, exchange.sent)
         return arriving.use(
             lambda parts: [self._whole(gather_parts(parts, _present(route.joint_index))) for route in routes]
         )
@@ -122,7 +126,7 @@ class EmbeddingStore:
             else:
                 buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
                 summed = route.asked.sum(pieces, out=buffer)
-            pending = self.comm.all_to_all(summed, route.sent, route.received)
+            pending = self._send(summed, route.sent, route.received)
 
         def arrive(scale: Tensor | None = None) -> RowUpdate:
             if pending is None:
@@ -130,6 +134,12 @@ class EmbeddingStore:
             return RowUpdate(route.unique, pending.use(lambda parts: route.unique.sum_parts(parts, scale)))
 
         return arrive
+
+    def _send(self, rows: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
+        """`Comm.all_to_all` of embeddings or gradients, in the precision of the payload."""
+        if not self._bf16:
+            return self.comm.all_to_all(rows, send_rows, recv_rows)
+        return _Widened(self.comm.all_to_all(rows.bfloat16(), send_rows, recv_rows))
 
     @torch.no_grad()
     def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
@@ -198,6 +208,16 @@ class EmbeddingStore:
     def _whole(self, pieces: Tensor) -> Tensor:
         """Whole rows from their pieces, which are side by side."""
         return pieces.view(-1, self.columns)
+
+
+class _Widened(Pending):
+    """What arrives in bf16, as float32."""
+
+    def __init__(self, inner: Pending) -> None:
+        self._inner = inner
+
+    def wait(self) -> Tensor:
+        return self._inner.wait().float()
 
 
 def _each(deltas: Tensor) -> Deltas:

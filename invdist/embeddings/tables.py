@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -90,6 +90,19 @@ class Layout:
     def on(self, rank: int) -> list[Shard]:
         """The shards of one rank, ordered by local row."""
         return sorted((s for s in self.shards if s.rank == rank), key=lambda s: s.base)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every table and its shards as plain data, for the events of a run."""
+        return [
+            {
+                "table": table.name,
+                "sharding": self.sharding[table.name],
+                "rows": table.rows,
+                "dim": table.columns,
+                "shards": [asdict(shard) for shard in self.of(table.name)],
+            }
+            for table in self.tables
+        ]
 
 
 @dataclass(frozen=True, slots=True)

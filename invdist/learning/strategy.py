@@ -154,6 +154,14 @@ class Strategy(ABC):
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")
 
+    def grow_state(self, state: Mapping[str, Tensor], users: Tensor, items: Tensor) -> None:
+        """Takes what `state` gave for an older data set, whose user i has the index `users[i]` now (-1: dropped).
+
+        The rows of `sharded_state` are those of the present users already. A strategy whose state has something by
+        user or item overrides this.
+        """
+        self.load_state(state)
+
     def sharded_state(self) -> Mapping[str, tuple[int, Tensor]]:
         """State with one row per user, cut over the ranks: (first user, live tensor `[users here, ...]`) by name.
 

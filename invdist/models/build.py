@@ -81,7 +81,9 @@ def build_recommender(
         hashed=spec.placement == "hashed",
         group=comm.group,
     )
-    rows = EmbeddingStore(tables, comm, lambda local_rows, rows: _row_optimizer(spec, backbone, local_rows, rows))
+    rows = EmbeddingStore(
+        tables, comm, lambda local_rows, rows: _row_optimizer(spec, backbone, local_rows, rows), payload=spec.payload
+    )
     rows.init(spec.seed, spec.init_std)
     decay = None
     if isinstance(backbone, ExposureHead):

@@ -46,7 +46,11 @@ class SplitScorer:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the model as it is now, the same on every rank."""
-        return self.metrics_of(score_pairs(self._strategy, self.user, self.item, self._batch_rows))
+        return self.metrics_of(self.scores())
+
+    def scores(self) -> np.ndarray:
+        """Logits of `user`, `item` by the model as it is now."""
+        return score_pairs(self._strategy, self.user, self.item, self._batch_rows)
 
     def undefined(self) -> set[str]:
         """Metrics that have no value on this split for any scores; `UserError` if it has only one class."""
@@ -55,6 +59,14 @@ class SplitScorer:
     def metrics_of(self, scores: np.ndarray) -> dict[str, float]:
         """The metrics of given scores of `user`, `item`, the same on every rank."""
         return distributed_metrics(self.user, self._label, scores, k=self._k, group=self._strategy.model.comm.group)
+
+    def auc_of(self, scores: np.ndarray, chosen: np.ndarray) -> float | None:
+        """The AUC of given scores over the interactions that a mask chooses; None if these have only one class."""
+        comm, label = self._strategy.model.comm, self._label[chosen]
+        classes = torch.from_numpy(np.bincount(label.astype(np.int64), minlength=2)).double()
+        if not comm.all_reduce(classes.to(comm.device)).wait().all():
+            return None
+        return distributed_metrics(self.user[chosen], label, scores[chosen], k=self._k, group=comm.group)["auc"]
 
 
 class Probe:

@@ -11,7 +11,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,18 +21,19 @@ from invdist.data.dataset import Dataset
 from invdist.data.stream.batches import Stream, StreamSpec
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.kernels import native
-from invdist.embeddings.row_moves import reads_are_free
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
 from invdist.runtime.errors import UserError
 from invdist.runtime.install import environment
+from invdist.runtime.paths import AnyPath
 from invdist.training import run_folder
 from invdist.training.baseline import MeansBaseline, below_means
-from invdist.training.build import build_model, build_strategy, stream_of
+from invdist.training.build import build_model, build_strategy, open_streams
 from invdist.training.checkpoint import CheckpointStore, Position
 from invdist.training.events import EventLog, Sink
-from invdist.training.late import HostCopy, StepLog, Taken
+from invdist.training.growth import grow
+from invdist.training.late import Answers, StepLog, Taken
 from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
 from invdist.training.scoring import Probe, SplitScorer
@@ -50,7 +50,7 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        run: Path,
+        run: AnyPath,
         *,
         device: torch.device,
         comm: Comm | None = None,
@@ -67,7 +67,7 @@ class Trainer:
         torch.manual_seed(config.seed * 100_003 + self.comm.rank)
         self.strategy = build_strategy(config, self.dataset, self.model)
         self.phases = self.strategy.phases(self.strategy.setting)
-        self.streams = self._streams(make_readers)
+        self.streams = open_streams(config, self.phases, self.comm, make_readers)
         self.store = CheckpointStore(
             run_folder.checkpoints(config, run),
             self.comm,
@@ -77,10 +77,11 @@ class Trainer:
             deltas=config.checkpoint.deltas,
             timeout_s=config.ray.timeout_s,
         )
-        self.position, self._saved_at = Position(), time.monotonic()
+        self._stop_requests = run_folder.StopRequests(run)
+        self.position, self.first_epoch, self._saved_at = Position(), 0, time.monotonic()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
         self._steps = StepLog(self.events, config.training.log_every, device)
-        self._answer: HostCopy | None = None
+        self._answers = Answers(device)
 
     def fit(self, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Trains to the end, or until a stop is requested; returns the fields of the final event.
@@ -93,7 +94,7 @@ class Trainer:
             self._check_metric(valid)
             self._announce()
             probe = Probe(self.dataset, self.strategy, self.config.data.eval_batch_size)
-            while self.position.epoch < self.config.training.epochs and not self._out_of_patience():
+            while self.position.epoch < self._last_epoch and not self._out_of_patience():
                 if not self._epoch():
                     return self._stopped()
                 metrics = self._end_epoch(valid, probe)
@@ -117,15 +118,27 @@ class Trainer:
         # With only damaged checkpoints the second call raises; without any it returns None.
         last = self.store.latest(valid_only=True) or self.store.latest()
         if last is None:
+            self._grow()
             return
         self.position, extra = self.store.load(last, self.model, self.strategy, fallback=True)
         check_continues(last.path, self.position, extra, self.config, self.dataset, self.phases)
+        self.first_epoch = extra.get("first_epoch", 0)
         self.epoch_totals, self.run_totals = EpochTotals(**extra["progress"]), RunTotals(**extra["outcome"])
         newest, step = self.store.newest_step(), self.position.global_step
         if newest is not None and newest > step:
             message = f"the checkpoint of step {newest:,} is damaged: going on from step {step:,}"
             self.events.write("warning", message=message)
         self.events.write("resume", checkpoint=last.path, **dataclasses.asdict(self.position))
+
+    def _grow(self) -> None:
+        """Starts from the model of the run that this one goes on from, if there is one."""
+        if self.config.growth.run is None:
+            return
+        self.position, about, warning = grow(self.config, self.dataset, self.store, self.strategy)
+        self.first_epoch = self.position.epoch
+        self.events.write("grown", **about)
+        if warning is not None:
+            self.events.write("warning", message=warning)
 
     def _check_metric(self, scorer: SplitScorer) -> None:
         """The metric that chooses the best epoch must be defined on the validation interactions."""
@@ -138,7 +151,6 @@ class Trainer:
 
     def _announce(self) -> None:
         """Writes the start event: who trains what, where, on which data."""
-        layout = self.model.rows.layout
         pids = torch.zeros(self.comm.size, dtype=torch.float64, device=self.device)
         pids[self.comm.rank] = os.getpid()
         pids = self.comm.all_reduce(pids).wait()
@@ -150,21 +162,12 @@ class Trainer:
             pids=[int(pid) for pid in pids],
             device=str(self.device),
             backend=torch.distributed.get_backend(self.comm.group),
-            plan=[
-                {
-                    "table": table.name,
-                    "sharding": layout.sharding[table.name],
-                    "rows": table.rows,
-                    "dim": table.columns,
-                    "shards": [dataclasses.asdict(shard) for shard in layout.of(table.name)],
-                }
-                for table in layout.tables
-            ],
+            plan=self.model.rows.layout.describe(),
             plan_stats=self.model.rows.plan_stats,
             dataset=self.dataset.summary,
             environment={**environment(), "rows": native().said},
             rows_per_epoch=self._rows_per_epoch(),
-            epochs=self.config.training.epochs,
+            epochs=self._last_epoch,
         )
 
     # One epoch
@@ -260,8 +263,8 @@ class Trainer:
             self.store.load(best, self.model, self.strategy)
         tested = self.config.training.test and self.dataset.rows.get("test")
         scorers = {"valid": scorer, "test": self._scorer("test") if tested else None}
-        metrics = {split: found.metrics() if found else None for split, found in scorers.items()}
         baseline = MeansBaseline(self.dataset, self.comm, self.device)
+        metrics = {k: baseline.with_few(found, found.scores()) if found else None for k, found in scorers.items()}
         means = {split: baseline.metrics(found) if found else None for split, found in scorers.items()}
         self._compare(metrics["valid"], means["valid"])
         final = {
@@ -294,13 +297,10 @@ class Trainer:
         asked = torch.zeros(2)
         if self.comm.rank == 0:
             every, now = self.config.checkpoint.every_seconds, time.monotonic()
-            asked[0] = float((self.run / run_folder.STOP_FILE).exists())
+            asked[0] = float(self._stop_requests.asked())
             if every > 0 and now - self._saved_at >= every:
                 asked[1], self._saved_at = 1.0, now  # asked for once, though a GPU saves a look later
-        answer = HostCopy(self.comm.all_reduce(asked.to(self.device)).wait())
-        # On a GPU the answer of the look before is read: it has arrived long ago.
-        ready, self._answer = (answer, None) if reads_are_free(self.device) else (self._answer, answer)
-        stop, save = ready.read() if ready is not None else (0.0, 0.0)
+        stop, save = self._answers.next(self.comm.all_reduce(asked.to(self.device)).wait())
         return bool(stop), bool(save)
 
     def _stopped(self) -> dict[str, Any]:
@@ -315,6 +315,7 @@ class Trainer:
         extra = {
             "config": configs.dump(self.config),
             "dataset": self.dataset.fingerprint,
+            "first_epoch": self.first_epoch,
             "phases": described(self.phases),
             "world_size": self.comm.size,
             "progress": dataclasses.asdict(self.epoch_totals),
@@ -328,19 +329,15 @@ class Trainer:
 
     # Small parts
 
+    @property
+    def _last_epoch(self) -> int:
+        """The epoch to end before."""
+        grown = self.config.growth.run is not None
+        return self.first_epoch + (self.config.growth.epochs if grown else self.config.training.epochs)
+
     def _rows_per_epoch(self) -> int:
         phases = zip(self.streams, self.phases, strict=True)
         return sum(s.rows * phase.passes * len(phase.steps(s.steps)) // s.steps for s, phase in phases)
-
-    def _streams(self, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> list[Stream]:
-        """The stream of each phase; phases that read the same share one."""
-        specs, prefetch = [stream_of(self.config, phase) for phase in self.phases], self.config.data.prefetch
-        made: dict[StreamSpec, Stream] = {}
-        for spec in dict.fromkeys(specs):
-            readers = make_readers(spec) if make_readers else None
-            pinned = self.device.type == "cuda"
-            made[spec] = Stream(spec, self.comm.rank, self.comm.size, readers, prefetch, pinned)
-        return [made[spec] for spec in specs]
 
     def _scorer(self, split: str) -> SplitScorer:
         data, training = self.config.data, self.config.training

@@ -42,7 +42,7 @@ def _run(data: Path, folder: Path, name: str, *overrides: str, worker: Any = Non
     config = _config(data, folder, name, *overrides)
     run = run_folder.create(config, Dataset.open(str(data)))
     ray_backend.fit(config, run, worker)
-    return run
+    return Path(str(run))
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ def _run(data: Path, run: Path, gpu_like: bool) -> tuple[list[int], list[dict[st
     with (
         single_rank(),
         mock.patch.object(late, "reads_are_free", return_value=not gpu_like),
-        mock.patch.object(loop, "reads_are_free", return_value=not gpu_like),
         mock.patch.object(late, "read_scalars", counted),
     ):
         _trainer(str(data), run, training__log_every=10, checkpoint__every_steps=14, training__epochs=1).fit()
@@ -59,7 +58,7 @@ def test_losses_are_read_together_and_nothing_else_changes(tiny_data: Path, tmp_
 def test_a_late_answer_saves_once(tiny_data: Path, tmp_path: Path) -> None:
     """A look every 10 s, a checkpoint every 15 s: each is asked for at one look and made at the next."""
     fake = mock.Mock(monotonic=itertools.count(10, 10).__next__, perf_counter=time.perf_counter)
-    with single_rank(), mock.patch.object(loop, "reads_are_free", return_value=False):
+    with single_rank(), mock.patch.object(late, "reads_are_free", return_value=False):
         trainer = _trainer(str(tiny_data), tmp_path, checkpoint__every_seconds=15)
         trainer._saved_at = 0.0
         with mock.patch.object(loop, "time", fake):

@@ -10,6 +10,8 @@ from invdist.data.dataset import Dataset
 
 EXPOSED = ("train", "training_test", "unclear")
 """Splits whose pairs are training exposures. A pair is in one split only."""
+BATCH_ROWS = 16_384
+"""Exposures of a batch on each rank, in whole row groups. More take a little less time and much more memory."""
 
 
 class ExposurePairs:
@@ -25,7 +27,7 @@ class ExposurePairs:
         rank: int,
         world_size: int,
         splits: Sequence[str] = EXPOSED,
-        batch_rows: int = 65_536,
+        batch_rows: int = BATCH_ROWS,
     ) -> None:
         self.dataset = dataset
         self.rows = sum(dataset.rows[split] for split in splits)

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from invdist.embeddings.placement import ids_at
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder
 from invdist.training.checkpoint.manifest import (
@@ -47,6 +48,8 @@ class CheckpointInfo:
         self.folder, self.manifest, self.base = folder, manifest, base
         self.advice = "use an older checkpoint"
         """What to do if a file turns out to be damaged, for the message."""
+        self.cache_bytes = _CACHE_BYTES
+        """Read files that are kept, the last one always: 0 for a process that reads each row once."""
         self._cache: dict[str, dict[str, Tensor]] = {}
         self._lock = threading.Lock()
         self._sorted: set[tuple[str, str]] = set()
@@ -97,8 +100,7 @@ class CheckpointInfo:
         if entry.multiplier == multiplier:
             self._read_stored(name, target, row, column)
             return
-        back = pow(multiplier, -1, entry.rows) if entry.rows > 1 else 1
-        ids = torch.arange(row, row + target.shape[0]) * back % max(1, entry.rows)
+        ids = ids_at(row, row + target.shape[0], entry.rows, multiplier)
         self._gather_stored(name, target, ids * entry.multiplier % max(1, entry.rows), column)
 
     def _gather_stored(self, name: str, target: Tensor, places: Tensor, column: int) -> None:
@@ -175,11 +177,14 @@ class CheckpointInfo:
         """The replicated state of the strategy, as `strategy.load_state` wants it."""
         return {name: self.read(f"strategy/{name}") for name in self.names("strategy/")}
 
-    def verify(self) -> None:
-        """Compares every file with its checksum, also those nobody reads; `DamagedCheckpoint` if one differs."""
-        _in_threads(self._file, list(self.manifest.files))
+    def verify(self, part: int = 0, parts: int = 1) -> None:
+        """Compares every file with its checksum, also those nobody reads; `DamagedCheckpoint` if one differs.
+
+        Of `parts` processes that divide the files, this is number `part`.
+        """
+        _in_threads(self._file, sorted(self.manifest.files)[part::parts])
         if self.base is not None:
-            self.base.verify()
+            self.base.verify(part, parts)
 
     def checksums(self) -> list[str]:
         """The names and checksums of all files, in order; those of the base of a delta after its own."""
@@ -228,7 +233,8 @@ class CheckpointInfo:
             raise DamagedCheckpoint(f"{where} is not a safetensors file: {error}") from error
         with self._lock:
             self._cache[name] = tensors
-            while sum(self.manifest.files[kept].bytes for kept in self._cache) > _CACHE_BYTES and len(self._cache) > 1:
+            size = self.manifest.files
+            while sum(size[kept].bytes for kept in self._cache) > self.cache_bytes and len(self._cache) > 1:
                 del self._cache[next(iter(self._cache))]
         return tensors
 

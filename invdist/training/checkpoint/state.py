@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -88,27 +89,53 @@ def _changed_slices(rows: EmbeddingStore, changed: Tensor) -> Iterator[TensorSli
             yield TensorSlice(each.name, each.shape, values, 0, each.column, index, each.multiplier)
 
 
-def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore) -> None:
+class RowSource(Protocol):
+    """Where the rows of a model come from whose ids are not those of the checkpoint."""
+
+    renumbered: dict[str, Tensor]
+    """By table the present index of each id of the checkpoint, -1 if it is gone."""
+
+    def fill(self, name: str, table: str, values: Tensor, row: int = 0, column: int = 0, multiplier: int = 1) -> None:
+        """Fills `values`, the rows of a table from `row` on, with those of the tensor `name`, from `column` on.
+
+        Rows are counted by place, if tables have a `multiplier` (`Layout.multipliers`).
+        """
+        ...
+
+
+def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore, by_id: RowSource | None = None) -> None:
     """Fills sharded tables and their optimizer state, at any number of ranks and any sharding."""
     for each in _shard_slices(rows):
-        _fill(checkpoint, each.name, each.values, each.shard.row, each.column, each.multiplier)
+        place = (each.shard.row, each.column, each.multiplier)
+        if by_id is None:
+            _fill(checkpoint, each.name, each.values, *place)
+        else:
+            by_id.fill(each.name, each.shard.table, each.values, *place)
     rows.optimizer.steps = checkpoint.manifest.optimizer_steps
 
 
-def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
+def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy, by_id: RowSource | None = None) -> None:
     """Loads a checkpoint into a model and a strategy of the same kind, at any number of ranks and any sharding.
 
     At the same number of ranks everything is as it was saved, to the bit. With more ranks, the new ones keep their
     own random state. After an exception the model is only partly loaded: load another checkpoint before using it.
+    With `by_id` the model may have other users and items, and that fills its rows.
     """
-    _check_fits(checkpoint, model, strategy)
-    restore_tables(checkpoint, model.rows)
+    _check_fits(checkpoint, model, strategy, same_ids=by_id is None)
+    restore_tables(checkpoint, model.rows, by_id)
     for name, (first, values) in strategy.sharded_state().items():
-        _fill(checkpoint, f"sharded/{name}", values, first)
+        if by_id is None:
+            _fill(checkpoint, f"sharded/{name}", values, first)
+        else:
+            by_id.fill(f"sharded/{name}", "user", values, first)
     model.backbone.load_state_dict(checkpoint.read_dense())
     _load_dense_optimizer(checkpoint, model)
     try:
-        strategy.load_state(checkpoint.read_strategy_state())
+        state = checkpoint.read_strategy_state()
+        if by_id is None:
+            strategy.load_state(state)
+        else:
+            strategy.grow_state(state, by_id.renumbered["user"], by_id.renumbered["item"])
     except (ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{checkpoint.path}: the state of {type(strategy).__name__} does not fit: {error}") from error
     _load_random_state(checkpoint, model)
@@ -229,8 +256,11 @@ def _load_random_state(checkpoint: CheckpointInfo, model: Recommender) -> None:
 # Checks
 
 
-def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
-    """`UserError` with all differences between the model that was saved and this one."""
+def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy, *, same_ids: bool) -> None:
+    """`UserError` with all differences between the model that was saved and this one.
+
+    Unless it has the `same_ids`, the number of rows is none.
+    """
     saved, wrong = checkpoint.manifest, []
     if saved.strategy != type(strategy).__name__:
         wrong.append(f"its strategy is {saved.strategy}, this run's {type(strategy).__name__}")
@@ -252,6 +282,8 @@ def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strate
         if name.startswith(("rows/", "dense/", "sharded/"))
     }
     for name in sorted(expected.keys() | found.keys()):
+        if not same_ids and not name.startswith("dense/") and name in expected and name in found:
+            found[name] = ((expected[name][0][0], *found[name][0][1:]), found[name][1])
         if expected.get(name) != found.get(name):
             wrong.append(f"{name}: {_size(found.get(name))} there, {_size(expected.get(name))} here")
     if wrong:

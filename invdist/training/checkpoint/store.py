@@ -34,7 +34,7 @@ from invdist.training.checkpoint.folder import COMMITTED, CheckpointFolder, best
 from invdist.training.checkpoint.manifest import MANIFEST, DamagedCheckpoint, Position, dump, parse
 from invdist.training.checkpoint.ranks import Ranks
 from invdist.training.checkpoint.reader import CheckpointInfo, checksum_of
-from invdist.training.checkpoint.state import TensorSlice, restore, slices_to_save, table_slices
+from invdist.training.checkpoint.state import RowSource, TensorSlice, restore, slices_to_save, table_slices
 from invdist.training.checkpoint.writer import Snapshot, merge, write_slices
 
 _log = logging.getLogger(__name__)
@@ -268,19 +268,25 @@ class CheckpointStore(CheckpointFolder):
     # Loading
 
     def load(
-        self, info: CheckpointInfo, model: Recommender, strategy: Strategy, *, fallback: bool = False
+        self,
+        info: CheckpointInfo,
+        model: Recommender,
+        strategy: Strategy,
+        *,
+        fallback: bool = False,
+        by_id: RowSource | None = None,
     ) -> tuple[Position, dict[str, Any]]:
         """Loads a checkpoint into `model` and `strategy`; returns its position and what was saved as `extra`.
 
         Every rank reads the rows it owns, whatever the number of ranks and the sharding were at the time of saving.
         All ranks succeed or raise together. With `fallback` an older checkpoint is loaded instead of a damaged one;
-        a checkpoint of another model is an error either way.
+        a checkpoint of another model is an error either way. `by_id`: see `restore`.
         """
         self.wait()
         self._base = ""  # of rows that are no longer there
         older = [other for other in reversed(self.intact()) if other.step < info.step] if fallback else []
         for candidate in [info, *older]:
-            outcome = _attempt(lambda candidate=candidate: restore(candidate, model, strategy))
+            outcome = _attempt(lambda candidate=candidate: restore(candidate, model, strategy, by_id))
             messages = self._ranks.gather({**outcome, "path": candidate.path})
             if len({message["path"] for message in messages}) > 1:
                 raise UserError(f"the ranks do not see the same checkpoints in {self.folder}; {_SHARE}")
