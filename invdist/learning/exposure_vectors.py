@@ -19,7 +19,7 @@ rounding. Columns of a row: `dim + _EXTRA` of the iterated block, then the numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.embeddings.store import EmbeddingStore
 
 Table = Literal["user", "item"]
+_TABLES: tuple[Table, ...] = ("user", "item")
 Batch = tuple[np.ndarray, np.ndarray]
 """Users and items of exposures."""
 PADDING = 4
@@ -54,11 +55,26 @@ class SubspaceIteration:
         self._width = dim + _EXTRA
 
     @torch.no_grad()
-    def start(self, exposures: Iterable[Batch], labeled: Iterable[Batch], seed: int) -> None:
-        """Draws the first block, and counts the exposures and the labeled pairs of every user and item."""
+    def start(
+        self,
+        exposures: Iterable[Batch],
+        labeled: Iterable[Batch],
+        seed: int,
+        known: Callable[[str, Tensor, int], None] | None = None,
+    ) -> None:
+        """Draws the first block, and counts the exposures and the labeled pairs of every user and item.
+
+        `known(table, rows, first)` writes vectors that are nearly right into `rows` (`[n, dim]`), those of a table from
+        `first` on.
+        """
         self.store.init(seed, 1.0)
-        for table in ("user", "item"):
+        for table in _TABLES:
             self._local(table)[:, self._width :] = 0.0
+            if known is not None:
+                for shard in self.store.layout.on(self.store.comm.rank):
+                    if shard.table == table:
+                        known(table, self._local(table)[:, : self.dim], shard.row)
+                self._scale_known(table)
         for column, batches in enumerate((exposures, labeled), self._width):
             for user, item, count in self._exchanges(batches):
                 ones = self.store.local_rows.new_zeros((count, self.store.columns))
@@ -66,6 +82,13 @@ class SubspaceIteration:
                 for exchange in (user, item):
                     self.store.add(self.store.push(exchange.finish().routes[0], ones)(), 1.0)
         self.orthonormalise("item")
+
+    def _scale_known(self, table: Table) -> None:
+        """Brings the leading columns to the size of the random ones, which would drown them in rounding otherwise."""
+        square = self._gram(table).diagonal()
+        wanted = square[self.dim :].mean()
+        scale = torch.where(square[: self.dim] > 0, (wanted / square[: self.dim]).sqrt(), 0.0)
+        self._block(table)[:, : self.dim] *= scale.float()
 
     @torch.no_grad()
     def product(self, target: Table, batches: Iterable[Batch], *, last: bool = False) -> None:
