@@ -92,7 +92,7 @@ def test_a_run_in_a_bucket_is_killed_resumed_and_used(
     killed = History.read(f"{where}/runs/one")
     assert killed.final is None
     second = train("--resume", f"{where}/runs/one")
-    output = second.communicate(timeout=300)[0]
+    output = second.communicate(timeout=600)[0]
     assert second.returncode == 0, output
     finished = History.read(f"{where}/runs/one")
     assert finished.final is not None
