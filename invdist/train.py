@@ -2,6 +2,7 @@
 
 python -m invdist.train [--config configs/ml1m.yaml] [key=value ...]
 python -m invdist.train --resume runs/NAME [key=value ...]
+python -m invdist.train --from runs/MONDAY data.path=data/tuesday [key=value ...]
 ray job submit -- python -m invdist.train --config /path/on/the/cluster/run.yaml [key=value ...]
 
 Without --config the settings are those of configs/own-data.yaml, which suit data sets of any size; only data.path must
@@ -17,7 +18,6 @@ import json
 import math
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invdist.runtime.errors import UserError, exit_on_user_error
@@ -26,6 +26,7 @@ from invdist.runtime.terminal import run_command
 
 if TYPE_CHECKING:
     from invdist.config import Config
+    from invdist.runtime.paths import AnyPath
 
 
 @exit_on_user_error
@@ -36,6 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="invdist train", description=__doc__)
     configs.add_arguments(parser)
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
+    parser.add_argument(
+        "--from",
+        dest="parent",
+        metavar="RUN",
+        help="a new run that goes on from the best model of this one, on a newer data set: ids are joined by raw id",
+    )
     parser.add_argument(
         "--result",
         metavar="FILE",
@@ -60,9 +67,15 @@ def _settings(args: argparse.Namespace) -> Config:
     from invdist import config as configs
     from invdist.config.defaults import OWN_DATA
     from invdist.training import run_folder
+    from invdist.training.growth import settings_from
 
-    if args.resume and args.config:
-        raise UserError("--resume takes the settings of the run: leave --config out, and override with key=value")
+    if args.resume and args.parent:
+        raise UserError("--resume continues a run, --from starts a new one: give one of them")
+    if (args.resume or args.parent) and args.config:
+        option = "--resume" if args.resume else "--from"
+        raise UserError(f"{option} takes the settings of the run: leave --config out, and override with key=value")
+    if args.parent:
+        return settings_from(args.parent, args.overrides)
     if args.resume:
         return run_folder.reopen(args.resume, args.overrides)[0]
     if args.config:
@@ -75,7 +88,7 @@ def _settings(args: argparse.Namespace) -> Config:
     return configs.load(OWN_DATA, args.overrides)
 
 
-def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
+def train(config: Config, resume: str | None = None) -> tuple[AnyPath, int]:
     """Trains as `config` says and prints the result; gives the run folder, and 0 when finished or 130 when stopped.
 
     The run folder is a new one, or that of `resume`.
@@ -85,8 +98,10 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     from invdist.evaluation.tables import final_table
     from invdist.report.page import write_report
     from invdist.runtime.files import absolute, exclusive, write_atomically
+    from invdist.runtime.paths import path_at
     from invdist.training import ray_backend, run_folder
     from invdist.training.data_checks import check_against_data, check_fits_host
+    from invdist.training.growth import check_growth
     from invdist.training.history import History
     from invdist.training.progress import ProgressView
     from invdist.training.resume import check_resume
@@ -95,6 +110,8 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     dataset = run_folder.data_of(config, resume) if resume else Dataset.open(config.data.path)
     config = suited(config, dataset)
     check_against_data(config, dataset)
+    if not resume:
+        check_growth(config, dataset)
     if not ray_backend.inside_cluster():
         check_fits_host(config, dataset)
     if config.watch.mlflow:
@@ -107,7 +124,7 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     if config.exposures.path is not None:
         config.exposures.path = absolute(config.exposures.path)
     if resume:
-        run = Path(resume).absolute()
+        run = path_at(resume)
         check_resume(config, run, dataset)
     else:
         run = run_folder.create(config, dataset)
@@ -133,7 +150,7 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(run: Path) -> Iterator[None]:
+def _stop_on_interrupt(run: AnyPath) -> Iterator[None]:
     """The first Ctrl-C asks the workers to save and stop; the second stops at once."""
     from invdist.training.run_folder import STOP_FILE
 

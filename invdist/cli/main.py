@@ -19,6 +19,7 @@ COMMANDS = {
     "score": "write scores of given user-item pairs",
     "serve": "answer requests for scores, annotations and recommendations over HTTP",
     "export": "write a trained model for use without invdist: tensors, card, scoring program",
+    "roll": "score each day of a feed before learning from it: trained anew, grown, never updated",
     "study": "compare methods over seeds, all tuned in the same way",
     "plan": "show how tables would be sharded, without training",
     "report": "write tables and figures of runs as one HTML file",

@@ -21,6 +21,18 @@ def reads_are_free(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def in_unified_memory(table: Tensor) -> bool:
+    """Whether a tensor of a GPU is in unified memory."""
+    return table.device.type == "cuda" and bool(torch.ops.fbgemm.is_uvm_tensor(table))
+
+
+def zeros_beside(table: Tensor) -> Tensor:
+    """Zeros of the shape of `table`, in the same memory: unified memory if that is where it is (`rows.memory`)."""
+    if not in_unified_memory(table):
+        return torch.zeros_like(table)
+    return torch.ops.fbgemm.new_managed_tensor(table, list(table.shape)).zero_()
+
+
 def kernels_for(values: Tensor) -> Kernels | None:
     """The compiled kernels if they can be used with these values."""
     return kernels() if values.dtype == torch.float32 and reads_are_free(values.device) else None

@@ -22,6 +22,7 @@ def metric_title(name: str, ndcg_k: int = 10) -> str:
         "ndcg": f"NDCG@{ndcg_k}",
         "gauc_weighted": "GAUC (weighted)",
         "logloss": "log-loss",
+        "auc_few": "AUC, <= 2 labels",
         "users_left_out": "users left out",
     }
     return titles.get(name, name if name in ("rows", "users") else name.upper())

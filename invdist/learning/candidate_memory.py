@@ -27,6 +27,12 @@ class CandidateMemory:
         """The candidates of users: int64 `[m, S1]`, -1 where a slot is empty."""
         return self.item[user - self.first].long()
 
+    def renumber(self, items: Tensor) -> None:
+        """Gives every item i the number `items[i]`; slots of items that are gone (-1) become empty."""
+        items = items.to(self.item.device, self.item.dtype)
+        self.item = torch.where(self.item == _EMPTY, _EMPTY, items[self.item.long().clamp(min=0)])
+        self.past[self.item == _EMPTY] = torch.nan
+
     def refresh(
         self, user: Tensor, logit: Tensor, fresh: Tensor, fresh_logit: Tensor, *, temperature: float, noise: int
     ) -> None:

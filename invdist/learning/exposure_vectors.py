@@ -19,7 +19,7 @@ rounding. Columns of a row: `dim + _EXTRA` of the iterated block, then the numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.embeddings.store import EmbeddingStore
 
 Table = Literal["user", "item"]
+_TABLES: tuple[Table, ...] = ("user", "item")
 Batch = tuple[np.ndarray, np.ndarray]
 """Users and items of exposures."""
 PADDING = 4
@@ -37,7 +38,8 @@ PADDING = 4
 _EXTRA = 64
 """Columns beyond `dim` during the iteration: the leading ones then converge in a few products."""
 _SMOOTHING = 5.0
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS = 1 << 13
+"""Rows that are copied to float64 at once: few, so that the copies do not add to the memory of the tables."""
 
 
 def iteration_columns(dim: int) -> int:
@@ -53,18 +55,40 @@ class SubspaceIteration:
         self._width = dim + _EXTRA
 
     @torch.no_grad()
-    def start(self, exposures: Iterable[Batch], labeled: Iterable[Batch], seed: int) -> None:
-        """Draws the first block, and counts the exposures and the labeled pairs of every user and item."""
+    def start(
+        self,
+        exposures: Iterable[Batch],
+        labeled: Iterable[Batch],
+        seed: int,
+        known: Callable[[str, Tensor, int], None] | None = None,
+    ) -> None:
+        """Draws the first block, and counts the exposures and the labeled pairs of every user and item.
+
+        `known(table, rows, first)` writes vectors that are nearly right into `rows` (`[n, dim]`), those of a table from
+        `first` on.
+        """
         self.store.init(seed, 1.0)
-        for table in ("user", "item"):
+        for table in _TABLES:
             self._local(table)[:, self._width :] = 0.0
+            if known is not None:
+                for shard in self.store.layout.on(self.store.comm.rank):
+                    if shard.table == table:
+                        known(table, self._local(table)[:, : self.dim], shard.row)
+                self._scale_known(table)
         for column, batches in enumerate((exposures, labeled), self._width):
             for user, item, count in self._exchanges(batches):
                 ones = self.store.local_rows.new_zeros((count, self.store.columns))
                 ones[:, column] = 1.0
                 for exchange in (user, item):
                     self.store.add(self.store.push(exchange.finish().routes[0], ones)(), 1.0)
-        self._orthonormalise("item")
+        self.orthonormalise("item")
+
+    def _scale_known(self, table: Table) -> None:
+        """Brings the leading columns to the size of the random ones, which would drown them in rounding otherwise."""
+        square = self._gram(table).diagonal()
+        wanted = square[self.dim :].mean()
+        scale = torch.where(square[: self.dim] > 0, (wanted / square[: self.dim]).sqrt(), 0.0)
+        self._block(table)[:, : self.dim] *= scale.float()
 
     @torch.no_grad()
     def product(self, target: Table, batches: Iterable[Batch], *, last: bool = False) -> None:
@@ -83,7 +107,7 @@ class SubspaceIteration:
         self._block(source).div_(self._weight(source))
         self._block(target).mul_(self._weight(target))
         if not last:
-            self._orthonormalise(target)
+            self.orthonormalise(target)
 
     @torch.no_grad()
     def vectors(self, table: str) -> Tensor:
@@ -127,7 +151,7 @@ class SubspaceIteration:
             total += (wide := part.double()).T @ wide
         return self.store.comm.all_reduce(total).wait()
 
-    def _orthonormalise(self, table: str) -> None:
+    def orthonormalise(self, table: str) -> None:
         """Cholesky QR: the block times the inverse of its Gram matrix's Cholesky factor."""
         gram = self._gram(table)
         # A table with fewer rows than columns has a singular Gram matrix; the jitter keeps the factor finite.

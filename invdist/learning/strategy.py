@@ -154,6 +154,14 @@ class Strategy(ABC):
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")
 
+    def grow_state(self, state: Mapping[str, Tensor], users: Tensor, items: Tensor) -> None:
+        """Takes what `state` gave for an older data set, whose user i has the index `users[i]` now (-1: dropped).
+
+        The rows of `sharded_state` are those of the present users already. A strategy whose state has something by
+        user or item overrides this.
+        """
+        self.load_state(state)
+
     def sharded_state(self) -> Mapping[str, tuple[int, Tensor]]:
         """State with one row per user, cut over the ranks: (first user, live tensor `[users here, ...]`) by name.
 
@@ -161,19 +169,25 @@ class Strategy(ABC):
         """
         return {}
 
-    def gamma_step(self, loss: Callable[[Tensor], Tensor], exchange: Exchange, count: int | None = None) -> Record:
+    def gamma_step(
+        self,
+        loss: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]],
+        exchange: Exchange,
+        count: int | None = None,
+    ) -> Record:
         """One gamma step on the mean over all ranks of `loss(logits)`, per-row losses of the one group of `exchange`.
 
-        `count` is the number of this rank's rows that the mean is over; by default that of the losses given.
+        `count` is the number of this rank's rows that the mean is over; by default that of the losses given. Where only
+        the device knows it, `loss` gives it, too.
         """
         with self.watch("pull"):
             rows = self.model.pull(exchange)[0]
         with self.watch("step"):
             route = exchange.routes[0]
-            losses = loss(self.model.logits(rows, route))
+            found = loss(self.model.logits(rows, route))
             penalty = self.model.penalty(rows, route, route.pairs if count is None else count)
-            count = len(losses) if count is None else count
-            gradient, mean = self.model.gradient(losses.sum(), count, rows, route, penalty)
+            losses, counted = found if isinstance(found, tuple) else (found, len(found) if count is None else count)
+            gradient, mean = self.model.gradient(losses.sum(), counted, rows, route, penalty)
             self.model.step(gradient)
         return Record(mean)
 

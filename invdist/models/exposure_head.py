@@ -58,13 +58,16 @@ class ExposureHead(Backbone):
     def penalty(self, user: Tensor, item: Tensor) -> Tensor:
         """What a labeled pair pays for the size of its trained columns: `[n]`.
 
-        Each row has a Gaussian prior of precision `prior`, and pays its share at each of its labels.
+        Each row has a Gaussian prior, and pays its share at each of its labels. The precision is `prior` for the head's
+        own columns, which give a logit the variance 1 / prior. The k columns of the backbone are multiplied with those
+        of the other side: with precision sqrt(k * prior) their products have the same variance.
         """
-        total = 0.0
+        own, total = self.inner.columns, 0.0
         for rows in (user, item):
             labels = rows[..., self.columns + self.dim + 1].clamp(min=1)
-            total = total + rows[..., : self.columns].square().sum(-1) / labels
-        return 0.5 * self.prior * total
+            inner, head = (part.square().sum(-1) for part in rows[..., : self.columns].tensor_split([own], -1))
+            total = total + ((own * self.prior) ** 0.5 * inner + self.prior * head) / labels
+        return 0.5 * total
 
     # `user_part` and `item_part` compute once per row what `combine` would compute again for every pair:
     #   user    [inner | bias + its share of `direct` | c | x | A x | its share of `hidden`]

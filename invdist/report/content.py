@@ -18,7 +18,7 @@ from invdist.training.history import History
 
 _LESS_IS_BETTER = ("logloss", "ece")
 _COUNTS = ("rows", "users", "users_left_out")
-_ALL_METRICS = (*METRICS, "gauc_weighted", *_LESS_IS_BETTER, *_COUNTS)
+_ALL_METRICS = (*METRICS, "gauc_weighted", "auc_few", *_LESS_IS_BETTER, *_COUNTS)
 
 
 class Figure(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from importlib import metadata
 
@@ -45,6 +46,12 @@ def stack_problem(version_of: Callable[[str], str | None] = installed) -> str | 
         # Without --no-deps, TorchRec installs fbgemm-gpu beside fbgemm-gpu-cpu.
         return _advice("torchrec", torchrec, f"pip install --no-deps torchrec=={TORCHREC}")
     return None
+
+
+def environment() -> dict[str, str | None]:
+    """The versions of Python and of the packages that decide what a run computes."""
+    packages = ("invdist", "torch", "torchrec", "ray", "pyarrow", "numpy")
+    return {"python": platform.python_version(), **{name: installed(name) for name in packages}}
 
 
 def check_stack() -> None:

@@ -51,14 +51,16 @@ def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: Dataset, 
 
 def _results(table: Table, rows: Sequence[Row], k: int) -> str:
     directed = any(row.directions for row in rows)
-    head = ["strategy", "backbone", *(metric_title(name, k) for name in METRICS), "annotation AUC", "rows/s"]
+    # Studies from before have no AUC of users with few labels.
+    names = [*METRICS, *(["auc_few"] if any(row.spread("auc_few") for row in rows) else [])]
+    head = ["strategy", "backbone", *(metric_title(name, k) for name in names), "annotation AUC", "rows/s"]
     head += ["direct / pass / inverse"] if directed else []
     head += ["seeds", "settings tried"] + (["published AUC / GAUC / NDCG"] if table.published else [])
-    best = {name: max((s.mean for row in rows if (s := row.spread(name))), default=None) for name in METRICS}
+    best = {name: max((s.mean for row in rows if (s := row.spread(name))), default=None) for name in names}
     lines = []
     for row in rows:
         cells = [row.case.label, row.case.backbone]
-        for name in METRICS:
+        for name in names:
             value = row.spread(name)
             cells.append(f"**{value}**" if value and value.mean == best[name] else str(value or "-"))
         speed = row.spread("rows_per_s")

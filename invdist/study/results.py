@@ -120,6 +120,6 @@ def _record(trial: Trial, result: Result, root: Path) -> dict[str, Any]:
         "setting": json.dumps(trial.point),
         **{name: getattr(result, name) for name in copied},
         **{f"valid_{name}": result.valid.get(name) for name in METRICS},
-        **{f"test_{name}": result.test.get(name) for name in METRICS},
+        **{f"test_{name}": result.test.get(name) for name in (*METRICS, "auc_few")},
         "run": str(trial.folder.relative_to(root)),
     }

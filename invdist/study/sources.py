@@ -47,7 +47,10 @@ def _identity(recipe: Recipe, inputs: list[Path], table: str) -> str:
 
     Files are compared by size and time of change.
     """
-    files = [*inputs, *(_found(recipe.options[name], table) for name in _FILES if name in recipe.options)]
+    files = [
+        *inputs,
+        *(found_input(recipe.options[name], f"table {table}") for name in _FILES if name in recipe.options),
+    ]
     within = [path for file in files for path in (sorted(file.rglob("*")) if file.is_dir() else [file])]
     stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in within if path.is_file()]
     settings = {**recipe.options, "kind": recipe.kind, "input": recipe.input, "files": stamps, "rules": RULES}
@@ -60,16 +63,16 @@ def _options(recipe: Recipe, table: str) -> tuple[Any, list[Path]]:
     mapping = dict(recipe.options)
     for name in _FILES:
         if name in mapping:
-            mapping[name] = str(_found(mapping[name], table))
+            mapping[name] = str(found_input(mapping[name], f"table {table}"))
     options = build_options(recipe.kind, mapping, source=f"table {table}, prepare")
-    return options, [_found(name, table) for name in recipe.input]
+    return options, [found_input(name, f"table {table}") for name in recipe.input]
 
 
-def _found(name: str, table: str) -> Path:
+def found_input(name: str, where: str) -> Path:
     """A raw file by its path, or by its path in the folder INVDIST_DATA."""
     folder = os.environ.get(DATA_VARIABLE)
     for path in (Path(name), *([Path(folder) / name] if folder else [])):
         if path.exists():
             return path
     hint = f"neither is {folder}/{name}" if folder else f"set {DATA_VARIABLE} to the folder that has it"
-    raise UserError(f"table {table}: {name} not found; {hint}")
+    raise UserError(f"{where}: {name} not found; {hint}")

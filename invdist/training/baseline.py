@@ -18,6 +18,9 @@ from invdist.learning.log_odds import overall_mean, smoothed_log_odds
 from invdist.training.scoring import SplitScorer
 from invdist.training.sizes import gamma as gamma_of
 
+FEW_LABELS = 2
+"""`auc_few` is the AUC of users with at most this many training labels."""
+
 
 class MeansBaseline:
     """Counts of every user and item over the labeled training interactions, the same on every rank.
@@ -48,7 +51,16 @@ class MeansBaseline:
 
     def metrics(self, scorer: SplitScorer) -> dict[str, float]:
         """The metrics of the baseline on the interactions of a scorer."""
-        return scorer.metrics_of(self.score(scorer.user, scorer.item))
+        return self.with_few(scorer, self.score(scorer.user, scorer.item))
+
+    def with_few(self, scorer: SplitScorer, scores: np.ndarray) -> dict[str, float]:
+        """The metrics of scores with `auc_few`, the AUC of users with at most `FEW_LABELS` training labels.
+
+        It is left out where those users have only one class.
+        """
+        few = (self._counts[:, 0] <= FEW_LABELS).numpy()[scorer.user]
+        auc = scorer.auc_of(scores, few)
+        return scorer.metrics_of(scores) | ({} if auc is None else {"auc_few": auc})
 
 
 def below_means(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from invdist.config import Config
 from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
 from invdist.data.schema import TRAINING_LABELED
-from invdist.data.stream.batches import StreamSpec, UnlabeledSpec
+from invdist.data.stream.batches import Stream, StreamSpec, UnlabeledSpec
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Setting, Strategy
@@ -72,3 +75,16 @@ def stream_of(config: Config, phase: Phase) -> StreamSpec:
         seed=config.seed,
         window_rows=data.window_rows,
     )
+
+
+def open_streams(
+    config: Config, phases: Sequence[Phase], comm: Comm, make_readers: Callable[[StreamSpec], Sequence[Any]] | None
+) -> list[Stream]:
+    """The stream of each phase on this rank; phases that read the same share one."""
+    specs = [stream_of(config, phase) for phase in phases]
+    made: dict[StreamSpec, Stream] = {}
+    for spec in dict.fromkeys(specs):
+        readers = make_readers(spec) if make_readers else None
+        pinned = comm.device is not None and comm.device.type == "cuda"
+        made[spec] = Stream(spec, comm.rank, comm.size, readers, config.data.prefetch, pinned)
+    return [made[spec] for spec in specs]

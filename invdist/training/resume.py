@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from invdist import config as configs
@@ -14,6 +13,7 @@ from invdist.config.plain_yaml import dotted, parse
 from invdist.data.dataset import Dataset
 from invdist.learning.strategy import Phase
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath
 from invdist.training import run_folder
 from invdist.training.build import phases_of
 from invdist.training.checkpoint import Position
@@ -27,7 +27,7 @@ _FIXED_WITHIN_EPOCH = ("data.batch_size", "data.window_rows", "seed")
 """What gives the position within an epoch its meaning, beside `unlabeled.*` and the strategy's phases."""
 
 
-def check_resume(config: Config, run: Path, dataset: Dataset) -> None:
+def check_resume(config: Config, run: AnyPath, dataset: Dataset) -> None:
     """Raises `UserError` if the run cannot continue with `config`. Reads manifests only; a new run passes."""
     newest = CheckpointFolder(run_folder.checkpoints(config, run)).latest(valid_only=True)
     if newest is not None:
@@ -46,28 +46,35 @@ def check_continues(
             f"{path} was trained on another data set than {config.data.path}: "
             "resume with the data set of the run, or start a new run"
         )
-    texts = extra["config"], configs.dump(config)
-    before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
-    before.setdefault("exposures.vectors", False)  # checkpoints of earlier versions do not say
-
-    def changed(keys: Sequence[str]) -> str:
-        return ", ".join(f"{key}={before[key]}" for key in keys if key in before and before[key] != now.get(key))
-
-    if always := changed(_ALWAYS_FIXED + (_FIXED_WITH_VECTORS if config.exposures.vectors else ())):
-        raise UserError(
-            f"{path} was trained with {always}, which a resumed run cannot change: leave it as it was, or "
-            "start a new run"
-        )
+    check_same_model(path, extra, config)
     if (position.phase, position.pass_index, position.step) == (0, 0, 0):  # between two epochs
         return
-    fixed = [*_FIXED_WITHIN_EPOCH, *(key for key in now if key.startswith("unlabeled."))]
+    keys = dotted(parse(configs.dump(config).encode(), "settings"))
+    fixed = [*_FIXED_WITHIN_EPOCH, *(key for key in keys if key.startswith("unlabeled."))]
     if _known_fields(extra.get("phases", described(phases))) != described(phases):
-        fixed += [key for key in now if key.startswith(f"{config.method}.")]
-    if within := changed(fixed):
+        fixed += [key for key in keys if key.startswith(f"{config.method}.")]
+    if within := _changed(extra, config, fixed):
         raise UserError(
             f"{path} is at step {position.step:,} of an epoch with {within}, which cannot change within an "
             "epoch: resume with that, or start a new run"
         )
+
+
+def check_same_model(path: str, extra: Mapping[str, Any], config: Config) -> None:
+    """Raises `UserError` if `config` is of another model than the checkpoint at `path`, whatever the data set is."""
+    if always := _changed(extra, config, _ALWAYS_FIXED + (_FIXED_WITH_VECTORS if config.exposures.vectors else ())):
+        raise UserError(
+            f"{path} was trained with {always}, which a resumed run cannot change: leave it as it was, or "
+            "start a new run"
+        )
+
+
+def _changed(extra: Mapping[str, Any], config: Config, keys: Sequence[str]) -> str:
+    """Those of the settings `keys` that differ from the ones of a checkpoint, with their values there."""
+    texts = extra["config"], configs.dump(config)
+    before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
+    before.setdefault("exposures.vectors", False)  # checkpoints of earlier versions do not say
+    return ", ".join(f"{key}={before[key]}" for key in keys if key in before and before[key] != now.get(key))
 
 
 def _known_fields(saved: Sequence[Mapping[str, Any]]) -> list[Any]:

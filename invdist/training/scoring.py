@@ -9,7 +9,7 @@ import torch
 
 from invdist.data.dataset import Dataset
 from invdist.embeddings.exchange import Pairs
-from invdist.evaluation.distributed import distributed_metrics
+from invdist.evaluation.distributed import distributed_metrics, rows_by_user
 from invdist.evaluation.metrics import ScoredRows, auc
 from invdist.learning.losses import annotate
 from invdist.learning.strategy import Strategy
@@ -33,23 +33,24 @@ def score_pairs(strategy: Strategy, user: np.ndarray, item: np.ndarray, batch_ro
 
 
 class SplitScorer:
-    """Metrics of a split. Each rank holds the interactions `user`, `item` of its own users (`user % ranks`)."""
+    """Metrics of a split. Each rank reads its share of the row groups, and gets those interactions of its own users
+    (`user % ranks`), in `user` and `item`, from the ranks that read them. Every rank makes one at the same time.
+    """
 
     def __init__(self, dataset: Dataset, split: str, strategy: Strategy, batch_rows: int, k: int) -> None:
         self._strategy, self._batch_rows, self._k = strategy, batch_rows, k
         comm = strategy.model.comm
-        columns: dict[str, list[np.ndarray]] = {"user": [], "item": [], "label": []}
-        for batch in dataset.scan(split):
-            mine = batch.column("user").to_numpy() % comm.size == comm.rank
-            for name, parts in columns.items():
-                parts.append(batch.column(name).to_numpy(zero_copy_only=False)[mine])
-        self.user, self.item, self._label = (
-            np.concatenate(parts) if parts else np.empty(0, np.int32) for parts in columns.values()
-        )
+        groups = dataset.row_groups([split])[comm.rank :: comm.size]
+        columns = dataset.read_groups(groups, ["user", "item", "label"])
+        self.user, self.item, self._label = rows_by_user(columns, comm.group) if comm.size > 1 else columns
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the model as it is now, the same on every rank."""
-        return self.metrics_of(score_pairs(self._strategy, self.user, self.item, self._batch_rows))
+        return self.metrics_of(self.scores())
+
+    def scores(self) -> np.ndarray:
+        """Logits of `user`, `item` by the model as it is now."""
+        return score_pairs(self._strategy, self.user, self.item, self._batch_rows)
 
     def undefined(self) -> set[str]:
         """Metrics that have no value on this split for any scores; `UserError` if it has only one class."""
@@ -58,6 +59,14 @@ class SplitScorer:
     def metrics_of(self, scores: np.ndarray) -> dict[str, float]:
         """The metrics of given scores of `user`, `item`, the same on every rank."""
         return distributed_metrics(self.user, self._label, scores, k=self._k, group=self._strategy.model.comm.group)
+
+    def auc_of(self, scores: np.ndarray, chosen: np.ndarray) -> float | None:
+        """The AUC of given scores over the interactions that a mask chooses; None if these have only one class."""
+        comm, label = self._strategy.model.comm, self._label[chosen]
+        classes = torch.from_numpy(np.bincount(label.astype(np.int64), minlength=2)).double()
+        if not comm.all_reduce(classes.to(comm.device)).wait().all():
+            return None
+        return distributed_metrics(self.user[chosen], label, scores[chosen], k=self._k, group=comm.group)["auc"]
 
 
 class Probe:

@@ -9,10 +9,8 @@ import dataclasses
 import functools
 import itertools
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +25,15 @@ from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
 from invdist.runtime.errors import UserError
-from invdist.runtime.install import installed
+from invdist.runtime.install import environment
+from invdist.runtime.paths import AnyPath
 from invdist.training import run_folder
 from invdist.training.baseline import MeansBaseline, below_means
-from invdist.training.build import build_model, build_strategy, stream_of
+from invdist.training.build import build_model, build_strategy, open_streams
 from invdist.training.checkpoint import CheckpointStore, Position
 from invdist.training.events import EventLog, Sink
+from invdist.training.growth import grow
+from invdist.training.late import Answers, StepLog, Taken
 from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
 from invdist.training.scoring import Probe, SplitScorer
@@ -40,7 +41,7 @@ from invdist.training.totals import EpochTotals, RunTotals
 from invdist.training.vectors import load_or_learn
 
 _CONTROL_STEPS = 16
-"""Steps between two checks for a request to stop, which all ranks make together."""
+"""Steps between two looks for a request to stop or to save, which all ranks take together."""
 
 
 class Trainer:
@@ -49,7 +50,7 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        run: Path,
+        run: AnyPath,
         *,
         device: torch.device,
         comm: Comm | None = None,
@@ -66,17 +67,21 @@ class Trainer:
         torch.manual_seed(config.seed * 100_003 + self.comm.rank)
         self.strategy = build_strategy(config, self.dataset, self.model)
         self.phases = self.strategy.phases(self.strategy.setting)
-        self.streams = self._streams(make_readers)
+        self.streams = open_streams(config, self.phases, self.comm, make_readers)
         self.store = CheckpointStore(
             run_folder.checkpoints(config, run),
             self.comm,
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
+            deltas=config.checkpoint.deltas,
             timeout_s=config.ray.timeout_s,
         )
-        self.position = Position()
+        self._stop_requests = run_folder.StopRequests(run)
+        self.position, self.first_epoch, self._saved_at = Position(), 0, time.monotonic()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
+        self._steps = StepLog(self.events, config.training.log_every, device)
+        self._answers = Answers(device)
 
     def fit(self, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Trains to the end, or until a stop is requested; returns the fields of the final event.
@@ -89,7 +94,7 @@ class Trainer:
             self._check_metric(valid)
             self._announce()
             probe = Probe(self.dataset, self.strategy, self.config.data.eval_batch_size)
-            while self.position.epoch < self.config.training.epochs and not self._out_of_patience():
+            while self.position.epoch < self._last_epoch and not self._out_of_patience():
                 if not self._epoch():
                     return self._stopped()
                 metrics = self._end_epoch(valid, probe)
@@ -113,15 +118,27 @@ class Trainer:
         # With only damaged checkpoints the second call raises; without any it returns None.
         last = self.store.latest(valid_only=True) or self.store.latest()
         if last is None:
+            self._grow()
             return
         self.position, extra = self.store.load(last, self.model, self.strategy, fallback=True)
         check_continues(last.path, self.position, extra, self.config, self.dataset, self.phases)
+        self.first_epoch = extra.get("first_epoch", 0)
         self.epoch_totals, self.run_totals = EpochTotals(**extra["progress"]), RunTotals(**extra["outcome"])
         newest, step = self.store.newest_step(), self.position.global_step
         if newest is not None and newest > step:
             message = f"the checkpoint of step {newest:,} is damaged: going on from step {step:,}"
             self.events.write("warning", message=message)
         self.events.write("resume", checkpoint=last.path, **dataclasses.asdict(self.position))
+
+    def _grow(self) -> None:
+        """Starts from the model of the run that this one goes on from, if there is one."""
+        if self.config.growth.run is None:
+            return
+        self.position, about, warning = grow(self.config, self.dataset, self.store, self.strategy)
+        self.first_epoch = self.position.epoch
+        self.events.write("grown", **about)
+        if warning is not None:
+            self.events.write("warning", message=warning)
 
     def _check_metric(self, scorer: SplitScorer) -> None:
         """The metric that chooses the best epoch must be defined on the validation interactions."""
@@ -134,7 +151,6 @@ class Trainer:
 
     def _announce(self) -> None:
         """Writes the start event: who trains what, where, on which data."""
-        layout = self.model.rows.layout
         pids = torch.zeros(self.comm.size, dtype=torch.float64, device=self.device)
         pids[self.comm.rank] = os.getpid()
         pids = self.comm.all_reduce(pids).wait()
@@ -146,21 +162,12 @@ class Trainer:
             pids=[int(pid) for pid in pids],
             device=str(self.device),
             backend=torch.distributed.get_backend(self.comm.group),
-            plan=[
-                {
-                    "table": table.name,
-                    "sharding": layout.sharding[table.name],
-                    "rows": table.rows,
-                    "dim": table.columns,
-                    "shards": [dataclasses.asdict(shard) for shard in layout.of(table.name)],
-                }
-                for table in layout.tables
-            ],
+            plan=self.model.rows.layout.describe(),
             plan_stats=self.model.rows.plan_stats,
             dataset=self.dataset.summary,
-            environment=_environment(),
+            environment={**environment(), "rows": native().said},
             rows_per_epoch=self._rows_per_epoch(),
-            epochs=self.config.training.epochs,
+            epochs=self._last_epoch,
         )
 
     # One epoch
@@ -189,17 +196,24 @@ class Trainer:
             record = self._step(phase, batch, exchange)
             self._advance(step=self.position.step + 1, global_step=self.position.global_step + 1)
             now = time.perf_counter()
-            self._note(phase, stream, record, batch.global_rows, now - started)
+            if self._steps.add(Taken(phase, stream.steps, self.position, record, batch.global_rows, now - started)):
+                self._note()
             started = now
-            if every and self.position.global_step % every == 0:
+            stop, save = self._requests()
+            if save or (every and self.position.global_step % every == 0):
                 self._save()
-            if self._stop_requested():
+            if stop:
                 return False
+        self._note()
         return True
 
     def _step(self, phase: Phase, batch: Any, exchange: Any) -> Record:
+        return self._explained(phase, lambda: self.strategy.step(phase, batch, exchange))
+
+    def _explained(self, phase: Phase, action: Callable[[], Any]) -> Any:
+        """Does what may find that training has diverged; the error then says where and what to do."""
         try:
-            return self.strategy.step(phase, batch, exchange)
+            return action()
         except TrainingDiverged as error:
             self.store.wait()
             last = self.store.latest()
@@ -209,25 +223,9 @@ class Trainer:
                 "A smaller optimizer.gamma or alpha usually helps"
             ) from error
 
-    def _note(self, phase: Phase, stream: Stream, record: Record, rows: int, seconds: float) -> None:
-        """Adds a step to the totals. Writes its event if it chose a direction, or every `training.log_every` steps."""
-        totals, position = self.epoch_totals, self.position
-        details, loss = record.read(), float(record.loss)
-        direction = details.get("direction")
-        totals.add_step(loss, rows, seconds, direction)
-        if direction is not None or position.global_step % self.config.training.log_every == 0:
-            self.events.write(
-                "step",
-                epoch=position.epoch,
-                phase=phase.name,
-                step=position.step,
-                steps=stream.steps,
-                global_step=position.global_step,
-                loss=loss,
-                rows_per_s=totals.rows_per_s,
-                eta_s=max(0, self._rows_per_epoch() - totals.rows) / totals.rows_per_s,
-                **details,
-            )
+    def _note(self) -> None:
+        """Adds the steps taken to the totals, and writes their events. On a GPU the host waits here."""
+        self._steps.flush(self.epoch_totals, self._rows_per_epoch(), self._explained)
 
     # The end of an epoch, and of the run
 
@@ -265,8 +263,8 @@ class Trainer:
             self.store.load(best, self.model, self.strategy)
         tested = self.config.training.test and self.dataset.rows.get("test")
         scorers = {"valid": scorer, "test": self._scorer("test") if tested else None}
-        metrics = {split: found.metrics() if found else None for split, found in scorers.items()}
         baseline = MeansBaseline(self.dataset, self.comm, self.device)
+        metrics = {k: baseline.with_few(found, found.scores()) if found else None for k, found in scorers.items()}
         means = {split: baseline.metrics(found) if found else None for split, found in scorers.items()}
         self._compare(metrics["valid"], means["valid"])
         final = {
@@ -292,12 +290,18 @@ class Trainer:
 
     # Stopping and saving
 
-    def _stop_requested(self) -> bool:
+    def _requests(self) -> tuple[bool, bool]:
+        """Whether to stop, and whether it is time to save: the first rank decides, all look at the same steps."""
         if self.position.global_step % _CONTROL_STEPS:
-            return False
-        asked = self.comm.rank == 0 and (self.run / run_folder.STOP_FILE).exists()
-        flag = torch.tensor([float(asked)], device=self.device)
-        return bool(self.comm.all_reduce(flag).wait())
+            return False, False
+        asked = torch.zeros(2)
+        if self.comm.rank == 0:
+            every, now = self.config.checkpoint.every_seconds, time.monotonic()
+            asked[0] = float(self._stop_requests.asked())
+            if every > 0 and now - self._saved_at >= every:
+                asked[1], self._saved_at = 1.0, now  # asked for once, though a GPU saves a look later
+        stop, save = self._answers.next(self.comm.all_reduce(asked.to(self.device)).wait())
+        return bool(stop), bool(save)
 
     def _stopped(self) -> dict[str, Any]:
         self._save()
@@ -306,10 +310,12 @@ class Trainer:
         return {"stopped": True, "global_step": self.position.global_step}
 
     def _save(self, metric: float | None = None) -> None:
+        self._note()  # a step that diverged must not be saved
         self.epoch_totals.add_seconds(self.strategy.watch.take())
         extra = {
             "config": configs.dump(self.config),
             "dataset": self.dataset.fingerprint,
+            "first_epoch": self.first_epoch,
             "phases": described(self.phases),
             "world_size": self.comm.size,
             "progress": dataclasses.asdict(self.epoch_totals),
@@ -318,22 +324,20 @@ class Trainer:
         started = time.perf_counter()
         self.events.flush()  # a run that goes on from this checkpoint has the events before it
         self.store.save(self.model, self.strategy, self.position, extra, metric)
+        self._saved_at = time.monotonic()
         self.epoch_totals.add_seconds({"checkpoint": time.perf_counter() - started})
 
     # Small parts
 
+    @property
+    def _last_epoch(self) -> int:
+        """The epoch to end before."""
+        grown = self.config.growth.run is not None
+        return self.first_epoch + (self.config.growth.epochs if grown else self.config.training.epochs)
+
     def _rows_per_epoch(self) -> int:
         phases = zip(self.streams, self.phases, strict=True)
         return sum(s.rows * phase.passes * len(phase.steps(s.steps)) // s.steps for s, phase in phases)
-
-    def _streams(self, make_readers: Callable[[StreamSpec], Sequence[Any]] | None) -> list[Stream]:
-        """The stream of each phase; phases that read the same share one."""
-        specs, prefetch = [stream_of(self.config, phase) for phase in self.phases], self.config.data.prefetch
-        made: dict[StreamSpec, Stream] = {}
-        for spec in dict.fromkeys(specs):
-            readers = make_readers(spec) if make_readers else None
-            made[spec] = Stream(spec, self.comm.rank, self.comm.size, readers=readers, prefetch=prefetch)
-        return [made[spec] for spec in specs]
 
     def _scorer(self, split: str) -> SplitScorer:
         data, training = self.config.data, self.config.training
@@ -341,9 +345,3 @@ class Trainer:
 
     def _advance(self, **changes: int) -> None:
         self.position = dataclasses.replace(self.position, **changes)
-
-
-def _environment() -> dict[str, str | None]:
-    packages = ("invdist", "torch", "torchrec", "ray", "pyarrow", "numpy")
-    versions = {name: installed(name) for name in packages}
-    return {"python": platform.python_version(), **versions, "rows": native().said}

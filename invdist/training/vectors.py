@@ -31,6 +31,8 @@ from invdist.runtime.files import absolute, exclusive
 from invdist.training.checkpoint import CheckpointInfo, CheckpointStore
 from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.checkpoint.state import restore_tables
+from invdist.training.grown_vectors import OlderVectors
+from invdist.training.growth import Parent
 from invdist.training.sizes import batch_size
 
 _VERSION = 1
@@ -46,7 +48,10 @@ def vectors_folder(config: Config, dataset: Dataset) -> str:
     """Where the vectors of a data set are kept for these settings; a local path or a URI."""
     exposures = config.exposures
     root = exposures.path or f"{config.runs.rstrip('/')}/exposure-vectors"
-    return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{exposures.products}-v{_VERSION}")
+    how = f"{exposures.products}"
+    if config.growth.checkpoint is not None:  # aligned to those of the older run, in the columns that it reads
+        how = f"{config.growth.products}-{exposures.dim}-{config.growth.checkpoint}"
+    return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{how}-v{_VERSION}")
 
 
 def finished_vectors(folder: str, dataset: Dataset) -> CheckpointInfo | None:
@@ -67,7 +72,10 @@ def load_or_learn(
     comm: Comm,
     report: Report = lambda **progress: None,
 ) -> EmbeddingStore:
-    """The vectors a run uses, as frozen tables `[rows, dim + 4]` cut row-wise over the ranks; every rank calls it."""
+    """The vectors a run uses, as frozen tables `[rows, dim + 4]` cut row-wise over the ranks; every rank calls it.
+
+    Those of a run that goes on from another start from the other's, and are aligned to them (`grown_vectors`).
+    """
     exposures, folder = config.exposures, vectors_folder(config, dataset)
 
     def store_of(columns: int) -> EmbeddingStore:
@@ -79,6 +87,8 @@ def load_or_learn(
             batch_size=batch_size(config),
             hbm_gb=config.rows.hbm_gb,
             ddr_gb=config.rows.ddr_gb,
+            memory=config.rows.memory,
+            hashed=config.rows.placement == "hashed",
             group=comm.group,
         )
         return EmbeddingStore(tables, comm, lambda local_rows, store: NoOptimizer())
@@ -86,51 +96,71 @@ def load_or_learn(
     checkpoints = CheckpointStore(folder, comm, keep_last=1, keep_best=0, asynchronous=False)
     with _turn(folder, dataset, comm) as finished:
         if not finished:
-            _learn(exposures, dataset, store_of, checkpoints, comm, report)
+            _learn(config, dataset, store_of, checkpoints, comm, report)
     vectors, found = store_of(exposures.dim + PADDING), finished_vectors(folder, dataset)
     assert found is not None, folder
     for shard in vectors.layout.on(comm.rank):
         rows = vectors.local_rows[shard.base : shard.base + shard.rows]
         if len(rows):
-            rows.copy_(read_vectors(found, shard.table, exposures, shard.row, shard.row + shard.rows))
+            place = vectors.layout.multipliers.get(shard.table, 1)
+            rows.copy_(read_vectors(found, shard.table, exposures, shard.row, shard.row + shard.rows, place))
     return vectors
 
 
-def read_vectors(found: CheckpointInfo, table: str, exposures: ExposuresConfig, first: int, end: int) -> Tensor:
-    """Rows `[first, end)` of a table as a model reads them: `dim` columns of length one, then the counts."""
+def read_vectors(
+    found: CheckpointInfo, table: str, exposures: ExposuresConfig, first: int, end: int, multiplier: int = 1
+) -> Tensor:
+    """Rows `[first, end)` of a table as a model reads them: `dim` columns of length one, then the counts.
+
+    Rows are counted by place, if tables have a `multiplier` (`Layout.multipliers`).
+    """
     rows, name, d = torch.empty((end - first, exposures.dim + PADDING)), f"rows/{table}/weight", exposures.dim
-    found.read_into(name, rows[:, :d], first)
-    found.read_into(name, rows[:, d:], first, exposures.learned)
+    found.read_into(name, rows[:, :d], first, multiplier=multiplier)
+    found.read_into(name, rows[:, d:], first, exposures.learned, multiplier)
     rows[:, :d] = torch.nn.functional.normalize(rows[:, :d], dim=1)
     return rows
 
 
+def _older(config: Config, dataset: Dataset) -> OlderVectors | None:
+    """The vectors of the run that this one goes on from, if it does."""
+    if config.growth.run is None:
+        return None
+    parent = Parent(config)
+    folder = vectors_folder(parent.config, parent.dataset)
+    found = finished_vectors(folder, parent.dataset)
+    if found is None:
+        raise UserError(f"the exposure vectors of {config.growth.run} are not in {folder}: restore that folder")
+    return OlderVectors(found, parent, dataset, config.exposures)
+
+
 def _learn(
-    exposures: ExposuresConfig,
+    config: Config,
     dataset: Dataset,
     store_of: Callable[[int], EmbeddingStore],
     checkpoints: CheckpointStore,
     comm: Comm,
     report: Report,
 ) -> None:
+    exposures, older = config.exposures, _older(config, dataset)
+    products = exposures.products if older is None else 0 if older.unchanged else config.growth.products
     pairs = ExposurePairs(dataset, comm.rank, comm.size)
     labeled = ExposurePairs(dataset, comm.rank, comm.size, TRAINING_LABELED)
     iteration = SubspaceIteration(store_of(iteration_columns(exposures.learned)), exposures.learned)
-    about = {"dataset": dataset.fingerprint, "learned": exposures.learned, "products": exposures.products}
+    about = {"dataset": dataset.fingerprint, "learned": exposures.learned, "products": products}
     last = checkpoints.latest(valid_only=True)
     if last is None:
-        iteration.start(pairs.batches(), labeled.batches(), _SEED)
+        iteration.start(pairs.batches(), labeled.batches(), _SEED, older.fill if older else None)
         done = 0
     else:
         restore_tables(last, iteration.store)
         done = last.step
-    for product in range(done, exposures.products):
+    for product in range(done, products):
         # Products alternate, and the last one goes to users.
-        started, left = time.perf_counter(), exposures.products - product
+        started, left = time.perf_counter(), products - product
         iteration.product("user" if left % 2 else "item", pairs.batches(), last=left == 1)
         report(
             product=product + 1,
-            products=exposures.products,
+            products=products,
             exposures=pairs.rows,
             seconds=time.perf_counter() - started,
         )
@@ -138,8 +168,14 @@ def _learn(
             checkpoints.save_tables(iteration.store, product + 1, {**about, "finished": False})
     vectors = store_of(exposures.learned + PADDING)
     for shard in vectors.layout.on(comm.rank):
-        vectors.local_rows[shard.base : shard.base + shard.rows] = iteration.vectors(shard.table)
-    checkpoints.save_tables(vectors, exposures.products, {**about, "finished": True})
+        rows = vectors.local_rows[shard.base : shard.base + shard.rows]
+        if older is not None and older.unchanged:
+            older.fill(shard.table, rows, shard.row)
+        else:
+            rows.copy_(iteration.vectors(shard.table))
+    if older is not None and not older.unchanged:
+        older.align(vectors)
+    checkpoints.save_tables(vectors, products, {**about, "finished": True})
 
 
 @contextlib.contextmanager

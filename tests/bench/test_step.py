@@ -35,6 +35,15 @@ def test_step_with_exposure_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["step", "--exposures", "3"]) == 2
 
 
+def test_cost_of_learning_vectors(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "64", "--learned", "16", "--repeats", "1"]
+    assert bench.main(["vectors", "--json", *sizes]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["ratio"] == pytest.approx(figures["exposure_us"] / figures["plain_row_us"])
+    assert figures["tables_mb"] == pytest.approx(800 * (16 + 64 + 4) * 4 / 2**20)
+    assert bench.main(["vectors", "--learned", "3"]) == 2
+
+
 def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "64", "--repeats", "3"]
     assert bench.main(["step", "--world-size", "2", "--json", *sizes]) == 0

@@ -93,7 +93,7 @@ def test_every_field_has_a_doc_line() -> None:
             assert all(f.description for f in kind.model_fields.values()), name
             assert describe(kind, f"{name}.") in parser.format_help()
             checked += 1
-    assert checked == 9 + len(STRATEGIES.names())
+    assert checked == 11 + len(STRATEGIES.names())
     assert "ig.alpha  (a number above 0 or null; default null)" in parser.format_help()
 
 

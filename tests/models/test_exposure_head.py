@@ -61,9 +61,31 @@ def test_the_penalty_of_a_row_is_shared_by_its_labels() -> None:
     head = _head("gmf", prior=7.0)
     user, item = _rows(head, 1), _rows(head, 2)
     found = head.penalty(user, item).numpy()
+    k = head.inner.columns
+    precision = np.array([(k * 7.0) ** 0.5] * k + [7.0] * (head.columns - k))
     for n in range(PAIRS):
-        shares = [(side[n, : head.columns].numpy() ** 2).sum() / max(float(side[n, -3]), 1.0) for side in (user, item)]
-        assert found[n] == pytest.approx(0.5 * 7.0 * sum(shares), rel=1e-5)
+        sizes = [(precision * side[n, : head.columns].numpy() ** 2).sum() for side in (user, item)]
+        shares = [size / max(float(side[n, -3]), 1.0) for size, side in zip(sizes, (user, item))]
+        assert found[n] == pytest.approx(0.5 * sum(shares), rel=1e-5)
+
+
+def test_before_any_label_both_parts_of_a_logit_vary_alike() -> None:
+    """Rows drawn from the prior that the penalty is of: products of columns say as much as the head's own columns."""
+    torch.manual_seed(0)
+    inner = BACKBONES.get("gmf")(dim=32)
+    torch.nn.init.ones_(inner.output.weight)
+    head = ExposureHead(inner, 64, prior=3.0)
+    rows = torch.zeros(2, 20_000, head.columns + head.frozen_columns)
+    one = torch.zeros(1, rows.shape[-1], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(head.penalty(one, one.detach()).sum(), one, create_graph=True)
+    (precision,) = torch.autograd.grad(slope.sum(), one)
+    rows[..., : head.columns] = torch.randn(2, 20_000, head.columns) * precision[0, : head.columns].rsqrt().float()
+    x = torch.nn.functional.normalize(torch.randn(20_000, 64), dim=1)
+    with torch.no_grad():
+        products = inner(*rows[..., :32])
+        own = (rows[0, :, 36:100] * x).sum(1)
+    assert products.var().item() == pytest.approx(1 / 3, rel=0.05)
+    assert own.var().item() == pytest.approx(1 / 3, rel=0.05)
 
 
 def test_a_pair_without_labels_is_scored_by_its_exposures_alone() -> None:

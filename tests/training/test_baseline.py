@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import torch
 
 from invdist import config as configs
 from invdist.data.dataset import Dataset
+from invdist.data.prepare.labeling import Labeling
+from invdist.data.prepare.options import Options
+from invdist.data.prepare.pipeline import prepare
+from invdist.data.prepare.synthetic import Scale, SyntheticLog
 from invdist.embeddings.comm import Comm
 from invdist.evaluation.metrics import ranking_metrics
 from invdist.training.baseline import MeansBaseline, below_means
@@ -21,8 +26,8 @@ from tests.distributed import run_ranks
 _SETTINGS = {"data": {"batch_size": 256, "readers": 0}, "rows": {"dim": 8}, "training": {"epochs": 1}}
 
 
-def _textbook(data: Path, split: str) -> float:
-    """AUC of the means, written as in a textbook."""
+def _textbook(data: Path, split: str, most_labels: int | None = None) -> float:
+    """AUC of the means, written as in a textbook; if asked, of users with at most so many labels."""
     dataset = Dataset.open(str(data))
     labeled = [dataset.read(name).to_pandas() for name in ("train", "training_test")]
     rows = [row for frame in labeled for row in zip(frame.user, frame.item, frame.label, strict=True)]
@@ -31,12 +36,16 @@ def _textbook(data: Path, split: str) -> float:
     def log_odds(column: int, index: int) -> float:
         labels = [row[2] for row in rows if row[column] == index]
         p = (sum(labels) + 10 * overall) / (len(labels) + 10)
-        return np.log(p / (1 - p))
+        return np.float32(np.log(p / (1 - p)))  # users with few labels have many ties, which rounding must not break
 
     held_out = dataset.read(split).to_pandas()
+    if most_labels is not None:
+        labels = Counter(user for user, *_ in rows)
+        held_out = held_out[[labels[user] <= most_labels for user in held_out.user]]
     users = {u: log_odds(0, u) for u in set(held_out.user)}
     items = {i: log_odds(1, i) for i in set(held_out.item)}
-    scores = [users[u] + items[i] for u, i in zip(held_out.user, held_out.item, strict=True)]
+    constant = np.float32(np.log(overall / (1 - overall)))
+    scores = [users[u] + items[i] - constant for u, i in zip(held_out.user, held_out.item, strict=True)]
     return ranking_metrics(held_out.user.to_numpy(), held_out.label.to_numpy(), np.array(scores, np.float32))["auc"]
 
 
@@ -59,6 +68,26 @@ def test_every_run_ends_with_the_means_beside_the_model(tiny_data: Path, tmp_pat
     (warning,) = [event["message"] for event in events if event["event"] == "warning"]
     assert "of user and item means" in warning
     assert "larger optimizer.gamma (0.01, now 0.001)" in warning
+
+
+def test_users_with_few_labels_have_an_auc_of_their_own(tiny_data: Path, tmp_path: Path) -> None:
+    sparse, few = tmp_path / "sparse", Options(label_fraction=0.1)
+    prepare(
+        SyntheticLog("tiny", Scale(users=200, items=300, labeled_rows=6000), 0),
+        Labeling(rules=("finish_rate",)),
+        few,
+        sparse,
+    )
+    for ranks in (1, 2):
+        final = run_ranks(_final, ranks, str(sparse), str(tmp_path / str(ranks)), "means")[0]
+        for split in ("valid", "test"):
+            expected = _textbook(sparse, split, most_labels=2)
+            assert abs(expected - final[split]["auc"]) > 0.005
+            assert final[split]["auc_few"] == pytest.approx(expected, abs=1e-4)
+            assert final["means"][split]["auc_few"] == pytest.approx(expected, abs=1e-4)
+    # All users of the usual data set have more labels than that.
+    final = run_ranks(_final, 1, str(tiny_data), str(tmp_path / "none"), "means")[0]
+    assert "auc_few" not in final["test"]
 
 
 def _scores(rank: int, world_size: int, data: str) -> np.ndarray:

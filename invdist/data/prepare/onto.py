@@ -27,7 +27,7 @@ from invdist.data.prepare.options import Options
 from invdist.data.prepare.spill import BUCKETS, Spill
 from invdist.data.prepare.splitting import Shares
 from invdist.data.prepare.writer import DatasetWriter
-from invdist.data.schema import LABELED_SPLITS, SPLITS
+from invdist.data.schema import LABELED_SPLITS, SPLITS, UNCLEAR_LABEL
 from invdist.runtime.errors import UserError
 
 pc: Any = pyarrow.compute  # its functions are generated at import, unseen by type checkers
@@ -138,8 +138,11 @@ class Growth:
                 rows["split"], rows["today"] = number, today
                 rows["day"] = self.day if today else batch["day"].to_numpy() if dated else 0
                 rows["truth"] = np.nan if truth is None else next(truth)["truth"].to_numpy()
-                left = (rows["user"] != GONE) & (rows["item"] != GONE)
-                kept = left & (rows["day"] >= first)
+                left, old = (rows["user"] != GONE) & (rows["item"] != GONE), rows["day"] < first
+                if self.options.older == "unclear" and split in LABELED_SPLITS:
+                    rows["truth"][old], rows["label"][old] = rows["label"][old], UNCLEAR_LABEL
+                    rows["split"][old] = SPLITS.index("unclear")
+                kept = left & ~old if self.options.older == "drop" else left
                 self.counts["dropped_rows"] += int(np.count_nonzero(~left))
                 self.counts["rows_outside_window"] += int(np.count_nonzero(left & ~kept))
                 yield rows[kept]

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from invdist.config.fields import BelowOne, Count, CountOrZero, OneOf, OpenShare, Section, build
+from invdist.config.fields import BelowOne, Count, CountOrZero, OneOf, OpenShare, Section, Share, build
+from invdist.data.prepare.daily_feed import FIRST_DAY, DailyFeed
 from invdist.data.prepare.given_split import GivenSplit
 from invdist.data.prepare.labeling import Labeling
 from invdist.data.prepare.logs import FileLog, KuaiRandLog, Ml1mLog
@@ -42,6 +43,8 @@ class Options(Section):
     """Take only rows of this day, as 2022-04-25, and of earlier ones; rows without a day are taken too."""
     keep: CountOrZero | None = None
     """--onto: how many days before this one have their rows carried along; null: all."""
+    older: Literal["drop", "unclear"] = "drop"
+    """--onto: rows of days before those to keep are dropped, or stay as exposures without a label."""
     drop_unseen: Count | None = None
     """--onto: ids that were not seen for so many days are dropped with their rows; null: none."""
     valid_file: str | None = None
@@ -298,6 +301,13 @@ class Synthetic(PlayOptions):
     """Rows that are clear by finish rate, instead of the preset's."""
     positive_share: OpenShare | None = None
     """Share of positives among clear rows, instead of the preset's."""
+    days: Count | None = None
+    """A feed of so many days from 2026-01-01 on, with new users and items every day; since and until choose among
+    them. null: one log without dates."""
+    drift: Share = 0.1
+    """days: how far a user's taste moves from one day to the next, as a share of its length."""
+    arriving: Share = 0.3
+    """days: share of the users and items that come after the first day."""
 
     @property
     def kept_labels(self) -> float:
@@ -310,7 +320,14 @@ class Synthetic(PlayOptions):
             raise UserError("synthetic takes no --input: it makes its own log")
         wanted = {name: getattr(self, name) for name in ("users", "items", "labeled_rows", "positive_share")}
         scale = dataclasses.replace(PRESETS[self.preset], **{k: v for k, v in wanted.items() if v is not None})
-        return SyntheticLog(self.preset, scale, self.seed)
+        if self.days is None:
+            return SyntheticLog(self.preset, scale, self.seed)
+        upto = day_number(self.until) - day_number(FIRST_DAY) if self.until else self.days - 1
+        if upto < 0:
+            raise UserError(f"until={self.until}: the feed begins on {FIRST_DAY}")
+        return DailyFeed(
+            self.preset, scale, self.seed, days=self.days, drift=self.drift, arriving=self.arriving, upto=upto
+        )
 
 
 Kind = Ml1m | KuaiRand | MicroVideo | Ratings | Synthetic

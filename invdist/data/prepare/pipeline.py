@@ -264,7 +264,7 @@ def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
 def _check_classes(classes: dict[str, dict[str, int]], rows: Found) -> None:
     if not sum(sum(counts.values()) for counts in classes.values()):
         raise UserError(no_labels(rows))
-    for split in ("train", "valid", "test"):
+    for split in ("train", "valid", *(["test"] if rows.options.test_fraction else [])):
         for kind, count in classes[split].items():
             if not count:
                 raise UserError(

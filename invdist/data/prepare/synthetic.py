@@ -230,14 +230,21 @@ class SyntheticLog:
         edges = np.searchsorted(ends, np.arange(_BLOCK_ROWS, ends[-1], _BLOCK_ROWS))
         return np.unique(np.concatenate([[0], edges, [self.scale.users]]))
 
-    def _block(self, rng: np.random.Generator, start: int, wanted: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-        """Exposures of users `start...` until each has its `wanted` clear ones, and how many clear ones are missing."""
+    def _block(
+        self, rng: np.random.Generator, start: int, wanted: np.ndarray, present: np.ndarray | None = None
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Exposures of users `start...` until each has its `wanted` clear ones, and how many clear ones are missing.
+
+        With `present` (bool by item) only items that are present are shown.
+        """
         items = self.scale.items
         kept: dict[str, np.ndarray] = {}
         missing = wanted
         for _ in range(_ROUNDS):
             local = np.repeat(np.arange(len(wanted)), np.where(missing > 0, missing * 7 // 4 + 4, 0))
             item = self.world.expose(rng, start + local)
+            if present is not None:
+                local, item = local[present[item]], item[present[item]]
             pair = local * items + item
             _, first = np.unique(pair, return_index=True)
             first.sort()

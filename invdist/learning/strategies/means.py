@@ -75,6 +75,13 @@ class Means(Strategy):
         self._use(counts)
         self._keep_counting(counted)
 
+    def grow_state(self, state: Mapping[str, Tensor], users: Tensor, items: Tensor) -> None:
+        index = torch.cat([users, torch.where(items < 0, items, items + self.setting.users)])
+        grown = {name: torch.zeros_like(self._counts, device="cpu") for name in state}
+        for name, counts in state.items():
+            grown[name][index[index >= 0]] = counts[index >= 0]
+        self.load_state(grown)
+
     def _keep_counting(self, counted: Tensor) -> None:
         first = self.model.comm.rank == 0
         self._counting = counted.clone() if first else torch.zeros_like(counted)

@@ -136,6 +136,10 @@ class RobustNegativeSampling(NegativeSampling):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.variance.load_state(state)
 
+    def grow_state(self, state: Mapping[str, Tensor], users: Tensor, items: Tensor) -> None:
+        self.load_state(state)
+        self.memory.renumber(items)
+
     def sharded_state(self) -> Mapping[str, tuple[int, Tensor]]:
         return {"item": (self.memory.first, self.memory.item), "past": (self.memory.first, self.memory.past)}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from invdist.runtime.errors import UserError
 from invdist.training.checkpoint.manifest import DTYPE_NAMES, DTYPES, DamagedCheckpoint
 from invdist.training.checkpoint.reader import CheckpointInfo
 
+_CHANGED_BYTES = 32 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
@@ -35,17 +38,26 @@ class TensorSlice:
     values: Tensor
     row: int = 0
     column: int = 0
+    index: Tensor | None = None
+    """The rows that `values` has, of those that changed since the base; None: all from `row` on."""
+    multiplier: int = 1
+    """Rows are stored by place: see `Layout.multipliers`."""
 
 
-def slices_to_save(model: Recommender, strategy: Strategy) -> Iterator[TensorSlice]:
-    """What this rank writes. Over all ranks every tensor is covered exactly once."""
+def slices_to_save(model: Recommender, strategy: Strategy, changed: Tensor | None = None) -> Iterator[TensorSlice]:
+    """What this rank writes. Over all ranks every tensor is covered exactly once.
+
+    With `changed` (bool by local row) only those rows of the tables.
+    """
     # `state` may communicate: it is called here, on every rank, not when the first slice is asked for.
-    return _slices(model, strategy, dict(strategy.state()))
+    return _slices(model, strategy, dict(strategy.state()), changed)
 
 
-def _slices(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[TensorSlice]:
+def _slices(
+    model: Recommender, strategy: Strategy, replicated: dict[str, Tensor], changed: Tensor | None
+) -> Iterator[TensorSlice]:
     rank = model.comm.rank
-    yield from table_slices(model.rows)
+    yield from table_slices(model.rows) if changed is None else _changed_slices(model.rows, changed)
     for name, (first, values) in strategy.sharded_state().items():
         yield TensorSlice(f"sharded/{name}", _by_user(strategy, values), values, first)
     yield from (_whole(name, state) for name, state in _random_states(rank, model.device).items())
@@ -60,38 +72,80 @@ def table_slices(rows: EmbeddingStore) -> Iterator[TensorSlice]:
     """What this rank writes of sharded tables and their optimizer state."""
     for each in _shard_slices(rows):
         first, end = each.written
-        yield TensorSlice(each.name, each.shape, each.values[first:end], each.shard.row + first, each.column)
+        values, row = each.values[first:end], each.shard.row + first
+        yield TensorSlice(each.name, each.shape, values, row, each.column, multiplier=each.multiplier)
 
 
-def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore) -> None:
+def _changed_slices(rows: EmbeddingStore, changed: Tensor) -> Iterator[TensorSlice]:
+    """What this rank writes of the changed rows, a bounded number of them at a time: each slice is a copy."""
+    for each in _shard_slices(rows):
+        first, end = each.written
+        start = each.shard.base + first
+        found = changed[start : start + end - first].nonzero().view(-1) + first
+        some = max(1, _CHANGED_BYTES // max(1, each.values[:1].nbytes))
+        for places in found.split(some):  # at least one slice, if an empty one: every tensor has its entry
+            index = places + each.shard.row
+            values = each.values.index_select(0, places)
+            yield TensorSlice(each.name, each.shape, values, 0, each.column, index, each.multiplier)
+
+
+class RowSource(Protocol):
+    """Where the rows of a model come from whose ids are not those of the checkpoint."""
+
+    renumbered: dict[str, Tensor]
+    """By table the present index of each id of the checkpoint, -1 if it is gone."""
+
+    def fill(self, name: str, table: str, values: Tensor, row: int = 0, column: int = 0, multiplier: int = 1) -> None:
+        """Fills `values`, the rows of a table from `row` on, with those of the tensor `name`, from `column` on.
+
+        Rows are counted by place, if tables have a `multiplier` (`Layout.multipliers`).
+        """
+        ...
+
+
+def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore, by_id: RowSource | None = None) -> None:
     """Fills sharded tables and their optimizer state, at any number of ranks and any sharding."""
     for each in _shard_slices(rows):
-        _fill(checkpoint, each.name, each.values, each.shard.row, each.column)
+        place = (each.shard.row, each.column, each.multiplier)
+        if by_id is None:
+            _fill(checkpoint, each.name, each.values, *place)
+        else:
+            by_id.fill(each.name, each.shard.table, each.values, *place)
     rows.optimizer.steps = checkpoint.manifest.optimizer_steps
 
 
-def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
+def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy, by_id: RowSource | None = None) -> None:
     """Loads a checkpoint into a model and a strategy of the same kind, at any number of ranks and any sharding.
 
     At the same number of ranks everything is as it was saved, to the bit. With more ranks, the new ones keep their
     own random state. After an exception the model is only partly loaded: load another checkpoint before using it.
+    With `by_id` the model may have other users and items, and that fills its rows.
     """
-    _check_fits(checkpoint, model, strategy)
-    restore_tables(checkpoint, model.rows)
+    _check_fits(checkpoint, model, strategy, same_ids=by_id is None)
+    restore_tables(checkpoint, model.rows, by_id)
     for name, (first, values) in strategy.sharded_state().items():
-        _fill(checkpoint, f"sharded/{name}", values, first)
+        if by_id is None:
+            _fill(checkpoint, f"sharded/{name}", values, first)
+        else:
+            by_id.fill(f"sharded/{name}", "user", values, first)
     model.backbone.load_state_dict(checkpoint.read_dense())
     _load_dense_optimizer(checkpoint, model)
     try:
-        strategy.load_state(checkpoint.read_strategy_state())
+        state = checkpoint.read_strategy_state()
+        if by_id is None:
+            strategy.load_state(state)
+        else:
+            strategy.grow_state(state, by_id.renumbered["user"], by_id.renumbered["item"])
     except (ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{checkpoint.path}: the state of {type(strategy).__name__} does not fit: {error}") from error
     _load_random_state(checkpoint, model)
 
 
-def _fill(checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0) -> None:
+def _fill(
+    checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0, multiplier: int = 1
+) -> None:
     if len(values):
-        checkpoint.read_into(name, values.view(len(values), -1), row, column)
+        checkpoint.read_into(name, values.view(len(values), -1), row, column, multiplier)
 
 
 def _by_user(strategy: Strategy, values: Tensor) -> tuple[int, ...]:
@@ -112,6 +166,7 @@ class _ShardSlice:
     values: Tensor
     written: tuple[int, int]
     """The range of its rows that this rank writes; if tables are replicated, other ranks write the others."""
+    multiplier: int
 
 
 def _shard_slices(rows: EmbeddingStore) -> Iterator[_ShardSlice]:
@@ -126,6 +181,7 @@ def _shard_slices(rows: EmbeddingStore) -> Iterator[_ShardSlice]:
                 column=shard.column if by_column else 0,
                 values=local_rows[shard.base : shard.base + shard.rows],
                 written=_written(rows, shard, by_column),
+                multiplier=rows.layout.multipliers.get(table.name, 1),
             )
 
 
@@ -200,8 +256,11 @@ def _load_random_state(checkpoint: CheckpointInfo, model: Recommender) -> None:
 # Checks
 
 
-def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy) -> None:
-    """`UserError` with all differences between the model that was saved and this one."""
+def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy, *, same_ids: bool) -> None:
+    """`UserError` with all differences between the model that was saved and this one.
+
+    Unless it has the `same_ids`, the number of rows is none.
+    """
     saved, wrong = checkpoint.manifest, []
     if saved.strategy != type(strategy).__name__:
         wrong.append(f"its strategy is {saved.strategy}, this run's {type(strategy).__name__}")
@@ -223,6 +282,8 @@ def _check_fits(checkpoint: CheckpointInfo, model: Recommender, strategy: Strate
         if name.startswith(("rows/", "dense/", "sharded/"))
     }
     for name in sorted(expected.keys() | found.keys()):
+        if not same_ids and not name.startswith("dense/") and name in expected and name in found:
+            found[name] = ((expected[name][0][0], *found[name][0][1:]), found[name][1])
         if expected.get(name) != found.get(name):
             wrong.append(f"{name}: {_size(found.get(name))} there, {_size(expected.get(name))} here")
     if wrong:

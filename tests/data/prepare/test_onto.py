@@ -94,6 +94,18 @@ def test_the_past_trains_and_only_today_validates(tmp_path: Path) -> None:
     assert counted == {split: second.manifest["classes"][split]["positives"] for split in LABELED_SPLITS}
 
 
+def test_older_rows_can_stay_as_exposures(tmp_path: Path) -> None:
+    day(tmp_path, "monday", CLEAR)
+    grown = day(tmp_path, "tuesday", CLEAR[:8], "monday", keep=0, older="unclear")
+    users = grown.raw_ids("users").to_pylist()
+    unclear = grown.read("unclear")["user"].to_pylist()
+    assert sorted(users[user] for user in unclear) == sorted(user for user, _, _ in CLEAR[8:])
+    # What the label was is still known, to score annotations by.
+    truth = dict(zip((users[user] for user in unclear), grown.read("truth")["truth"].to_pylist()))
+    assert truth == {user: float(RATINGS[rating]) for user, _, rating in CLEAR[8:]}
+    assert sum(grown.rows[split] for split in LABELED_SPLITS) == 8
+
+
 def test_an_unchanged_day_keeps_every_index(tmp_path: Path) -> None:
     first = day(tmp_path, "monday", CLEAR)
     second = day(tmp_path, "tuesday", CLEAR, "monday")

@@ -59,10 +59,11 @@ def prepare_on_ray(
             try:
                 manifest = run.run()
             except UserError:
-                # Going on would end here again.
-                work.remove()
-                if not final.local:
-                    final.remove()
+                # Going on would end here again. A task that is being ended may still write a file.
+                with contextlib.suppress(OSError):
+                    work.remove()
+                    if not final.local:
+                        final.remove()
                 raise
             _finish(target, manifest)
             if final.local:

@@ -216,7 +216,7 @@ def test_training_reads_a_bucket(tmp_path: Path, tiny_data: Path, s3_bucket: str
     settings = ("training.epochs=1", "unlabeled.source=sampled")
     losses = []
     for name, data in (("a", tiny_data), ("b", where)):
-        events = (train_here(data, tmp_path / name, *settings) / "events.jsonl").read_text().splitlines()  # type: ignore[arg-type]
+        events = (train_here(data, tmp_path / name, *settings) / "metrics.jsonl").read_text().splitlines()  # type: ignore[arg-type]
         losses.append([(e["step"], e["loss"]) for e in map(json.loads, events) if e["event"] == "step"])
     assert losses[0]
     assert losses[0] == losses[1]

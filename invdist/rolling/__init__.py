@@ -1,0 +1,1 @@
+"""Day by day: each day is scored before anything is learned from it."""

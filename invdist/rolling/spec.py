@@ -1,0 +1,99 @@
+"""The keys of a roll's YAML file: a log with dates, the days to roll over, and how the models are trained."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from invdist import config as configs
+from invdist.config import Config
+from invdist.config.fields import Section, build
+from invdist.config.plain_yaml import read_yaml
+from invdist.data.prepare.options import Kind, build_options
+from invdist.study.sources import found_input
+from invdist.study.spec import Recipe
+
+Arm = Literal["anew", "grown", "never"]
+ARMS: dict[Arm, str] = {"anew": "trained anew each day", "grown": "grown each day", "never": "never updated"}
+
+
+class Roll(Section):
+    """Days of a feed, each scored by models that have not seen it, which then learn from it."""
+
+    name: str
+    """Name of the folder of the roll."""
+    output: str = "rolls"
+    """Folder that holds rolls."""
+    data: Recipe
+    """The log, as for `invdist prepare`; `since` and `until` are set by the roll."""
+    first: str
+    """The first day that is scored, as 2022-04-25; all days before it are the history that models start from."""
+    last: str
+    """The last day that is scored."""
+    arms: list[Arm] = ["anew", "grown", "never"]
+    """Which models to compare."""
+    train: dict[str, Any] = {}
+    """Settings of every training, as in a training config; `data.path`, `runs` and `name` are set by the roll."""
+    grown: dict[str, Any] = {"data.batch_size": "auto", "optimizer.gamma": "auto"}
+    """Settings of the model that grows that differ from those of the model it goes on from, by dotted key."""
+    grown_data: dict[str, Any] = {"keep": 0, "older": "unclear"}
+    """Options of `prepare` for the model that grows, beside those of the log: by default it learns from the labels of
+    the new day, and older rows stay as exposures without a label."""
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Problems of the name and the days."""
+        if not self.name or self.name in (".", "..") or set(self.name) & set("/\\"):
+            yield "name", f"{self.name!r} names no folder: expected a name without slashes"
+        try:
+            if datetime.date.fromisoformat(self.first) > datetime.date.fromisoformat(self.last):
+                yield "last", f"expected {self.first} (first) or a later day"
+        except ValueError:
+            yield "first", f"expected dates as 2022-04-25, not {self.first!r} and {self.last!r}"
+        for key in ("since", "until"):
+            if key in self.data.options:
+                yield f"data.options.{key}", "is set by the roll"
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of the roll is."""
+        return Path(self.output).absolute() / self.name
+
+    @property
+    def days(self) -> list[str]:
+        """The days that are scored."""
+        first, last = (datetime.date.fromisoformat(day) for day in (self.first, self.last))
+        return [str(first + datetime.timedelta(n)) for n in range((last - first).days + 1)]
+
+    @property
+    def history(self) -> str:
+        """The last day before the first one that is scored."""
+        return str(datetime.date.fromisoformat(self.first) - datetime.timedelta(1))
+
+    def options(self, arm: str, day: str) -> Kind:
+        """The options of `prepare` for a day, or for the history."""
+        given = {**self.data.options, **(self.grown_data if arm == "grown" else {})}
+        if day == self.history:
+            given = {name: value for name, value in given.items() if name not in ("keep", "drop_unseen", "older")}
+            return build_options(self.data.kind, {**given, "until": day}, source="data.options")
+        return build_options(self.data.kind, {**given, "since": day, "until": day}, source="data.options")
+
+    def inputs(self) -> list[Path]:
+        """The files of the log."""
+        return [found_input(name, "data.input") for name in self.data.input]
+
+    def config(self, arm: str, day: str) -> Config:
+        """The settings of the training of an arm after a day."""
+        given = {"data.path": str(self.data_of(arm, day)), "runs": str(self.folder / "runs"), "name": f"{arm}-{day}"}
+        return configs.from_mapping(self.train, [f"{key}={value}" for key, value in given.items()], source="train")
+
+    def data_of(self, arm: str, day: str) -> Path:
+        """The data set of an arm after a day; the history is the same for all."""
+        return self.folder / "data" / (day if day == self.history else f"{arm}-{day}")
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Roll:
+    """The checked keys of a YAML file with `key=value` overrides."""
+    mapping = {key: str(value) if isinstance(value, datetime.date) else value for key, value in read_yaml(path).items()}
+    return build(Roll, mapping, overrides, source=str(path))

@@ -1,0 +1,111 @@
+"""A roll over a small feed: scores against scikit-learn, days that were done are not done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from invdist.cli import roll as command
+from invdist.config.plain_yaml import to_yaml
+from invdist.data.dataset import Dataset
+from invdist.data.schema import LABELED_SPLITS
+from invdist.rolling import run as rolling
+from invdist.rolling.spec import Roll, load
+from invdist.runtime.errors import UserError
+from invdist.serving.run import open_run
+
+KEYS: dict[str, Any] = {
+    "name": "feed",
+    "data": {
+        "kind": "synthetic",
+        "options": {"preset": "tiny", "days": 5, "labeled_rows": 10_000, "items": 500, "test_fraction": 0.0},
+    },
+    "first": "2026-01-04",
+    "last": "2026-01-05",
+    "train": {
+        "method": "none",
+        "data": {"batch_size": 512},
+        "rows": {"dim": 8},
+        "optimizer": {"gamma": 0.02},
+        "training": {"epochs": 6},
+        "ray": {"workers": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def rolled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Roll]:
+    """The keys file of a roll that is done, and the roll."""
+    folder = tmp_path_factory.mktemp("rolled")
+    path = folder / "roll.yaml"
+    path.write_text(to_yaml({**KEYS, "output": str(folder / "rolls")}))
+    assert command.main(["--config", str(path)]) == 0
+    return path, load(path)
+
+
+def test_the_next_day_is_scored_by_models_that_have_not_seen_it(rolled: tuple[Path, Roll]) -> None:
+    _, roll = rolled
+    results = json.loads((roll.folder / "results.json").read_text())
+    assert [day["day"] for day in results["days"]] == ["2026-01-04", "2026-01-05"]
+    for yesterday, day in zip(("2026-01-03", "2026-01-04"), results["days"], strict=True):
+        dataset = Dataset.open(str(roll.data_of("anew", day["day"])))
+        tables = [dataset.read(split) for split in LABELED_SPLITS if dataset.rows[split]]
+        columns = {
+            name: np.concatenate([t[name].to_numpy() for t in tables]) for name in ("user", "item", "label", "day")
+        }
+        today = columns["day"] == dataset.manifest["day"]
+        assert np.count_nonzero(today) == day["rows"]
+        for arm in ("anew", "grown", "never"):
+            first = arm == "never" or yesterday == "2026-01-03"
+            run = open_run(roll.folder / "runs" / (f"first-{roll.history}" if first else f"{arm}-{yesterday}"))
+            users, items = run.users.raw.to_pylist(), run.items.raw.to_pylist()
+            model, raw_user, raw_item = (
+                run.model,
+                dataset.raw_ids("users").to_pylist(),
+                dataset.raw_ids("items").to_pylist(),
+            )
+            score = []
+            for user, item in zip(columns["user"][today].tolist(), columns["item"][today].tolist()):
+                rows = [
+                    table[ids.index(raw)] if raw in ids else table.mean(0)
+                    for table, ids, raw in ((model.user, users, raw_user[user]), (model.item, items, raw_item[item]))
+                ]
+                score.append(float(model.backbone(rows[0][None], rows[1][None])))
+            expected = roc_auc_score(columns["label"][today], score)
+            assert day["arms"][arm]["all"]["auc"] == pytest.approx(expected, abs=2e-4), (day["day"], arm)
+        assert day["arms"]["grown"]["cold_users"]["rows"] > 0
+        assert day["best possible"]["all"]["auc"] > day["arms"]["never"]["all"]["auc"]
+        costs = [found[unit] for found in day.get("cost", {}).values() for unit in ("seconds", "cpu_seconds")]
+        assert len(costs) == (0 if day["day"] == roll.last else 4)
+        assert all(cost > 0 for cost in costs)
+    text = (roll.folder / "results.md").read_text()
+    assert "Grown against anew" in text
+    assert "plotly" in (roll.folder / "report.html").read_text().lower()
+
+
+def test_what_is_done_is_not_done_again(
+    rolled: tuple[Path, Roll], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, roll = rolled
+    before = (roll.folder / "results.json").read_text()
+    monkeypatch.setattr(rolling, "_train_here", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(rolling, "prepare_log", lambda *_, **__: pytest.fail("prepared again"))
+    assert command.main(["--config", str(path)]) == 0
+    assert (roll.folder / "results.json").read_text() == before
+    assert command.main(["--config", str(path), "train.rows.dim=4"]) == 2
+    assert "was started with" in capsys.readouterr().err
+
+
+def test_keys_that_are_wrong_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "roll.yaml"
+    path.write_text(to_yaml({**KEYS, "first": "2026-01-06"}))
+    with pytest.raises(UserError, match="expected 2026-01-06"):
+        load(path)
+    path.write_text(to_yaml({**KEYS, "data": {"kind": "synthetic", "options": {"until": "2026-01-01"}}}))
+    with pytest.raises(UserError, match="is set by the roll"):
+        load(path)
