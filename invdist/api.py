@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_at
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -104,7 +105,7 @@ def train_model(config: str | Path | Mapping[str, Any] | Config, *overrides: str
     raise UserError(outcome.get("error") or f"training failed (exit code {code}); the end of its output:\n{output}")
 
 
-def open_run(path: str | Path, *overrides: str, checkpoint: str | int = "best") -> Run:
+def open_run(path: str | AnyPath, *overrides: str, checkpoint: str | int = "best") -> Run:
     """Opens a run that was trained before; `checkpoint` is `best`, `last` or a step.
 
     Pass `data.path=FOLDER` as an override if its data set has moved.
@@ -115,8 +116,8 @@ def open_run(path: str | Path, *overrides: str, checkpoint: str | int = "best") 
 class Run:
     """A trained run: its metrics and history, and the use of its model, which is loaded when first needed."""
 
-    def __init__(self, path: str | Path, *overrides: str, checkpoint: str | int = "best") -> None:
-        self.path = Path(path).absolute()
+    def __init__(self, path: str | AnyPath, *overrides: str, checkpoint: str | int = "best") -> None:
+        self.path = path_at(path)
         self._overrides, self._checkpoint = list(overrides), checkpoint
         self.metrics  # noqa: B018 - fails at once for a folder that is not a run
 
@@ -213,11 +214,11 @@ class Run:
 
         return ScoreTables(Scorer.of(self._opened, unknown)).table(self._pairs(pairs))
 
-    def export(self, output: str | Path | None = None) -> Path:
+    def export(self, output: str | AnyPath | None = None) -> AnyPath:
         """Writes tensors, card and scoring program, as `invdist export`; gives the folder (default: RUN/export)."""
         from invdist.serving.export import export
 
-        where = Path(output) if output is not None else self.path / "export"
+        where = path_at(output) if output is not None else self.path / "export"
         export(self._opened, str(where))
         return where
 

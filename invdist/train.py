@@ -18,7 +18,6 @@ import json
 import math
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invdist.runtime.errors import UserError, exit_on_user_error
@@ -27,6 +26,7 @@ from invdist.runtime.terminal import run_command
 
 if TYPE_CHECKING:
     from invdist.config import Config
+    from invdist.runtime.paths import AnyPath
 
 
 @exit_on_user_error
@@ -88,7 +88,7 @@ def _settings(args: argparse.Namespace) -> Config:
     return configs.load(OWN_DATA, args.overrides)
 
 
-def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
+def train(config: Config, resume: str | None = None) -> tuple[AnyPath, int]:
     """Trains as `config` says and prints the result; gives the run folder, and 0 when finished or 130 when stopped.
 
     The run folder is a new one, or that of `resume`.
@@ -98,6 +98,7 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     from invdist.evaluation.tables import final_table
     from invdist.report.page import write_report
     from invdist.runtime.files import absolute, exclusive, write_atomically
+    from invdist.runtime.paths import path_at
     from invdist.training import ray_backend, run_folder
     from invdist.training.data_checks import check_against_data, check_fits_host
     from invdist.training.growth import check_growth
@@ -123,7 +124,7 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
     if config.exposures.path is not None:
         config.exposures.path = absolute(config.exposures.path)
     if resume:
-        run = Path(resume).absolute()
+        run = path_at(resume)
         check_resume(config, run, dataset)
     else:
         run = run_folder.create(config, dataset)
@@ -149,7 +150,7 @@ def train(config: Config, resume: str | None = None) -> tuple[Path, int]:
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(run: Path) -> Iterator[None]:
+def _stop_on_interrupt(run: AnyPath) -> Iterator[None]:
     """The first Ctrl-C asks the workers to save and stop; the second stops at once."""
     from invdist.training.run_folder import STOP_FILE
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from invdist.embeddings.comm import Comm, Pending
+from invdist.embeddings.comm import Comm, Pending, T
 
 _LINES = 4096
 
@@ -45,7 +45,12 @@ class _LatePending(Pending):
         self._waits = True
 
     def wait(self) -> Tensor:
-        arrived = self._inner.wait()
+        return self._late(self._inner.wait())
+
+    def use(self, function: Callable[[list[Tensor]], T]) -> T:
+        return self._late(self._inner.use(function))
+
+    def _late(self, arrived: T) -> T:
         if self._waits and self._seconds:
             # All ranks have sent by now, so their times are there.
             time.sleep(max(0.0, self._last_sent() + self._seconds - time.monotonic()))

@@ -17,16 +17,20 @@ _OURS, _OTHERS = PALETTE[0], "#B8C0C8"
 def speed_bars(path: Path, cases: Mapping[str, Mapping[str, float | None]], names: Mapping[str, str]) -> None:
     """One panel per case: a bar of rows/s for each trainer, in the order and with the titles of `names`."""
     figure, panels = _panels(len(cases), 1, (9.0, 2.6))
+    present = {name for speeds in cases.values() for name, speed in speeds.items() if speed}
     for panel, (title, speeds) in zip(panels, cases.items(), strict=True):
-        shown = [(text, speed, name) for name, text in names.items() if (speed := speeds.get(name)) is not None]
+        shown = [(text, speeds.get(name) or 0.0, name) for name, text in names.items() if name in present]
         values = [value for _, value, _ in shown]
         colors = [_OURS if name.startswith("invdist") else _OTHERS for *_, name in shown]
         bars = panel.barh([text for text, *_ in shown], values, color=colors)
         panel.bar_label(bars, [f"{value / 1e3:,.0f} k" for value in values], padding=3)
-        panel.set(title=title, xlabel="interactions/s on one core", xlim=(0, 1.25 * max(values)))
+        panel.set(title=title, xlabel="interactions/s on one core", xlim=(0, 1.35 * max(values)))
         panel.invert_yaxis()
+        panel.locator_params(axis="x", nbins=4)
         panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1e3:,.0f} k")
         panel.spines[["top", "right"]].set_visible(False)
+        if panel is not panels[0]:
+            panel.set_yticklabels([])  # the same trainers in every panel
     _save(figure, path)
 
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import torch
 
 from invdist.config.registry import BACKBONES
-from invdist.data.stream.observed import ObservedPairs
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
 from invdist.serving.output import table_writer
+from invdist.serving.seen import SeenPairs
 from invdist.serving.topk import TopK
 
 
@@ -42,10 +42,9 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     user, item = (torch.randn(count, backbone.columns) for count in (args.users, args.items))
     model = FrozenModel(user, item, backbone)
     source = np.random.default_rng(0)
-    seen = ObservedPairs(
+    seen = SeenPairs(
         source.integers(args.users, size=args.seen),
         source.integers(args.items, size=args.seen),
-        args.users,
         args.items,
     )
     users = np.arange(min(args.sample or args.users, args.users))

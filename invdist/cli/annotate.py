@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from invdist.cli import arguments
 from invdist.runtime.errors import UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from invdist.serving.annotation import Work
+    from invdist.serving.sharded.workers import Workers
 
 
 @exit_on_user_error
@@ -36,33 +41,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="choose the threshold with the best F1 on half of the validation rows, and measure it on the other half",
     )
     parser.add_argument("--precision", type=float, help="with --calibrate: the lowest threshold of this precision")
-    parser.add_argument("--workers", type=int, help="processes on Ray (default: all CPUs); 0: here, without Ray")
+    arguments.add_tables(parser, whole_on_ray=True)
     parser.add_argument("--part-rows", type=int, default=1 << 20, help="rows per part of the output, about")
     args = parser.parse_intermixed_args(argv)
     _check(args)
     inputs, overrides = arguments.split_inputs(args.input, args.overrides)
 
     from invdist.runtime.progress import ProgressLine
-    from invdist.serving.annotation import AnnotationJob, in_this_process
+    from invdist.serving.annotation import AnnotationJob
     from invdist.serving.calibration import calibrate
     from invdist.serving.inputs import open_source
     from invdist.serving.output import check_free
 
     check_free(args.output)
-    run = arguments.open_run(args, overrides)
-    source = open_source(run, inputs or [run.config.data.path], args.user_column, args.item_column, args.part_rows)
-    calibration = calibrate(run.model, run.dataset, args.precision) if args.calibrate else None
-    threshold = calibration.threshold if calibration else 0.5 if args.threshold is None else args.threshold
-    figures = calibration.as_dict() if calibration else None
-    if figures:
-        print(_calibration_text(figures))
-    job = AnnotationJob(run, source, args.output, threshold, args.unknown, figures)
-    with ProgressLine() as line:
+    with arguments.opened(args, overrides, whole_on_ray=True) as (run, workers):
+        source = open_source(run, inputs or [run.config.data.path], args.user_column, args.item_column, args.part_rows)
+        calibration = calibrate(run.model, run.dataset, args.precision) if args.calibrate else None
+        threshold = calibration.threshold if calibration else 0.5 if args.threshold is None else args.threshold
+        figures = calibration.as_dict() if calibration else None
+        if figures:
+            print(_calibration_text(figures))
+        job = AnnotationJob(run, source, args.output, threshold, args.unknown, figures)
+        with ProgressLine() as line:
 
-        def progress(done: int, parts: int, rows: int) -> None:
-            line.show(f"{done} of {parts} parts, {rows:,} rows", done, parts)
+            def progress(done: int, parts: int, rows: int) -> None:
+                line.show(f"{done} of {parts} parts, {rows:,} rows", done, parts)
 
-        manifest = job.execute(in_this_process if args.workers == 0 else _on_ray(args.workers), progress)
+            manifest = job.execute(_work(args.workers, workers), progress)
     counts = manifest["counts"]
     print(arguments.counts_text(counts, args.unknown))
     print(f"{counts['annotated']:,} annotated, {counts['positive']:,} of them positive (w1 >= {threshold:.4g})")
@@ -83,18 +88,25 @@ def _check(args: argparse.Namespace) -> None:
             raise UserError(f"--{name} {value:g}: expected 0 to 1")
     if args.part_rows < 1:
         raise UserError(f"--part-rows {args.part_rows}: expected at least 1")
-    if args.workers is not None and args.workers < 0:
-        raise UserError(f"--workers {args.workers}: expected 0 or more")
 
 
-def _on_ray(workers: int | None):
-    """Work on the Ray cluster of this process, or on a private one."""
-    from invdist.serving.annotation_on_ray import annotate_on_ray
-    from invdist.training.ray_backend import connected
+def _work(count: int | None, workers: Workers | None) -> Work:
+    """Work on the workers that hold the run; here; or on the Ray cluster of this process, or a private one."""
+    if workers is not None:
+        from invdist.serving.sharded.jobs import annotate_on_workers
+
+        return annotate_on_workers(workers)
+    if count == 0:
+        from invdist.serving.annotation import in_this_process
+
+        return in_this_process
 
     def work(parts, source, annotator, folder) -> Iterator[int]:
-        with connected(workers):
-            yield from annotate_on_ray(parts, source, annotator, folder, workers)
+        from invdist.serving.annotation_on_ray import annotate_on_ray
+        from invdist.training.ray_backend import connected
+
+        with connected(count):
+            yield from annotate_on_ray(parts, source, annotator, folder, count)
 
     return work
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from invdist.runtime.errors import UserError
+
 if TYPE_CHECKING:
     from invdist.serving.run import TrainedRun
+    from invdist.serving.sharded.workers import Workers
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -25,16 +29,83 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as a moved data.path")
 
 
-def open_run(args: argparse.Namespace, overrides: list[str] | None = None) -> TrainedRun:
-    """Opens the run that `add_run` asked for, and prints its checkpoint to stderr."""
-    from invdist.serving import run as runs
+def add_tables(parser: argparse.ArgumentParser, *, workers: bool = True, whole_on_ray: bool = False) -> None:
+    """`--tables` and `--workers`: whether this process holds the tables, or Ray workers a slice each.
 
-    run = runs.open_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint)
+    Without `workers` this process reads slices one after the other.
+    """
+    parser.add_argument(
+        "--tables",
+        choices=("auto", "whole", "sharded"),
+        default="auto",
+        help=f"whole: every process has the whole tables; sharded: {'each Ray worker has' if workers else 'only'} a "
+        "slice at a time; auto (the default): whole if they take at most half of the memory that is free here",
+    )
+    if not workers:
+        return
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes on Ray (default: all CPUs); 0: here, without Ray"
+        if whole_on_ray
+        else "sharded tables on N Ray workers (default: all CPUs, if the tables are sharded); 0: here, without Ray",
+    )
+
+
+@contextmanager
+def opened(
+    args: argparse.Namespace, overrides: list[str] | None = None, *, whole_on_ray: bool = False
+) -> Iterator[tuple[TrainedRun, Workers | None]]:
+    """The run that `add_run` and `add_tables` asked for, and the workers that hold it if its tables are sharded.
+
+    What was chosen is printed to stderr. With `whole_on_ray` workers do not mean that the tables are sharded.
+    """
+    from invdist.serving.run import loaded
+    from invdist.serving.sharded.choice import sharded
+
+    if args.workers is not None and args.workers < 0:
+        raise UserError(f"--workers {args.workers}: expected 0 or more")
+    run, whole = found(args, overrides, args.workers, whole_on_ray=whole_on_ray)
+    if whole:
+        yield loaded(run), None
+        return
+    with sharded(run, args.workers) as workers:
+        yield workers.run, workers
+
+
+def open_run(args: argparse.Namespace, overrides: list[str] | None = None) -> TrainedRun:
+    """Opens the run that `add_run` asked for with whole tables, and prints its checkpoint to stderr."""
+    from invdist.serving.run import find_run, loaded
+
+    run = find_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint)
+    _print_checkpoint(run)
+    return loaded(run)
+
+
+def found(
+    args: argparse.Namespace,
+    overrides: list[str] | None = None,
+    workers: int | None = None,
+    *,
+    whole_on_ray: bool = False,
+) -> tuple[TrainedRun, bool]:
+    """The run that was asked for, without its tables, and whether they should be whole; both are printed to stderr."""
+    from invdist.serving.run import find_run
+    from invdist.serving.sharded.choice import choose
+
+    run = find_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint)
+    _print_checkpoint(run)
+    chosen, why = choose(run, args.tables, workers, whole_on_ray=whole_on_ray)
+    print(f"tables: {chosen} ({why})", file=sys.stderr, flush=True)
+    return run, chosen == "whole"
+
+
+def _print_checkpoint(run: TrainedRun) -> None:
     about = run.about_checkpoint()
     metric = run.config.training.metric
     measured = "" if about[metric] is None else f", validation {metric} {about[metric]:.4f}"
     print(f"checkpoint: {run.checkpoint.path} (epoch {about['epoch']}{measured})", file=sys.stderr, flush=True)
-    return run
 
 
 def add_pairs(parser: argparse.ArgumentParser) -> None:

@@ -11,10 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from invdist.cli import arguments
 from invdist.runtime.errors import UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from invdist.serving.evaluation import Logits, Ranked
+    from invdist.serving.sharded.workers import Workers
 
 _TITLES = {
     "recall": "Recall",
@@ -40,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--k", type=int, nargs="+", metavar="N", help="with --catalogue: lengths of lists (default: 10)"
     )
+    arguments.add_tables(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     args = parser.parse_intermixed_args(argv)
     if args.k and not args.catalogue:
@@ -50,17 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from invdist.serving.evaluation import catalogue_metrics, split_metrics
     from invdist.training.events import jsonable
 
-    run = arguments.open_run(args)
-    if args.catalogue:
-        with ProgressLine() as line:
+    with arguments.opened(args) as (run, workers), ProgressLine() as line:
+        score, ranked = _on(workers) if workers else (None, None)
+        if args.catalogue:
             metrics = catalogue_metrics(
                 run,
                 args.split,
                 args.k or [10],
                 lambda done, users: line.show(f"ranked for {done:,} of {users:,} users", done, users),
+                ranked,
             )
-    else:
-        metrics = split_metrics(run, args.split)
+        else:
+            metrics = split_metrics(run, args.split, score)
     if args.json:
         about = {"run": str(run.folder), "checkpoint": run.about_checkpoint(), "split": args.split}
         print(json.dumps(jsonable({**about, **metrics})))
@@ -68,6 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{args.split} rows, {'the whole catalogue ranked' if args.catalogue else 'ranked among themselves'}")
         print(_catalogue_table(metrics) if args.catalogue else metrics_table(metrics, run.config.training.ndcg_k))
     return 0
+
+
+def _on(workers: Workers) -> tuple[Logits, Ranked]:
+    """Scores and ranks on the workers that hold the run."""
+    from invdist.serving.sharded.jobs import best_on_workers, logits_on_workers
+
+    def ranked(users, k, seen):
+        return (best for best, _ in best_on_workers(workers, users, k, seen, tables=False))
+
+    return partial(logits_on_workers, workers), ranked
 
 
 def _catalogue_table(metrics: dict[str, Any]) -> str:

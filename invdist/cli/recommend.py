@@ -8,10 +8,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from invdist.cli import arguments
 from invdist.data.schema import SPLITS, TRAINING_LABELED
 from invdist.runtime.errors import UserError, exit_on_user_error
+
+if TYPE_CHECKING:
+    from invdist.serving.recommendation import Ranked
+    from invdist.serving.sharded.workers import Workers
 
 
 @exit_on_user_error
@@ -39,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="leave out the items a user has in these splits (default: train training_test); nothing: rank them too",
     )
     parser.add_argument("--format", choices=FORMATS, default="parquet", help="of the output (default: parquet)")
+    arguments.add_tables(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the new folder of recommendations")
     args = parser.parse_intermixed_args(argv)
 
@@ -47,26 +54,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     from invdist.serving.recommendation import AskedUsers, recommendations
 
     check_free(args.output)
-    run = arguments.open_run(args)
-    users = AskedUsers(read_users(args.users, args.user_column), run.users) if args.users else None
-    unknown = users.unknown if users else []
-    if users and unknown:
-        found = f"{args.users}: {len(unknown):,} users are not in the run's data set, such as {unknown[0]!r}"
-        if args.unknown == "drop" and not len(users.known):
-            raise UserError(f"{found}; none is left to recommend to")
-        print(f"{found} ({'left out' if args.unknown == 'drop' else 'without an item'})", file=sys.stderr)
-    seen = [split for split in args.seen if split != "nothing"]
-    schema, tables = recommendations(run, args.k, users, seen, args.unknown)
-    with ProgressLine() as line:
-        manifest = write_tables(
-            run,
-            args.output,
-            "recommendations",
-            args.format,
-            schema,
-            tables,
-            about=lambda: {"k": args.k, "seen_left_out": seen, "unknown": args.unknown, "unknown_users": len(unknown)},
-            progress=lambda rows: line.show(f"wrote {rows:,} rows"),
-        )
+    with arguments.opened(args) as (run, workers):
+        users = AskedUsers(read_users(args.users, args.user_column), run.users) if args.users else None
+        unknown = users.unknown if users else []
+        if users and unknown:
+            found = f"{args.users}: {len(unknown):,} users are not in the run's data set, such as {unknown[0]!r}"
+            if args.unknown == "drop" and not len(users.known):
+                raise UserError(f"{found}; none is left to recommend to")
+            print(f"{found} ({'left out' if args.unknown == 'drop' else 'without an item'})", file=sys.stderr)
+        seen = [split for split in args.seen if split != "nothing"]
+        schema, tables = recommendations(run, args.k, users, seen, args.unknown, _ranked(workers))
+        with ProgressLine() as line:
+            manifest = write_tables(
+                run,
+                args.output,
+                "recommendations",
+                args.format,
+                schema,
+                tables,
+                about=lambda: {
+                    "k": args.k,
+                    "seen_left_out": seen,
+                    "unknown": args.unknown,
+                    "unknown_users": len(unknown),
+                },
+                progress=lambda rows: line.show(f"wrote {rows:,} rows"),
+            )
     print(f"{manifest['rows']:,} rows in {args.output}/{manifest['file']}")
     return 0
+
+
+def _ranked(workers: Workers | None) -> Ranked | None:
+    """Ranks on the workers that hold the run; None: here."""
+    if workers is None:
+        return None
+    from invdist.serving.sharded.jobs import best_on_workers
+
+    return partial(best_on_workers, workers)

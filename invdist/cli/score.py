@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from invdist.cli import arguments
 from invdist.runtime.errors import exit_on_user_error
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from invdist.serving.inputs import FilePairs
+    from invdist.serving.scoring import ScoreTables
+    from invdist.serving.sharded.workers import Workers
 
 
 @exit_on_user_error
@@ -26,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--input", nargs="+", required=True, metavar="PATH", help="CSV or parquet files of raw pairs, or their folder"
     )
     arguments.add_pairs(parser)
+    arguments.add_tables(parser)
     parser.add_argument("--output", metavar="DIR", help="the new folder of scores (default: CSV on the terminal)")
     parser.add_argument("--format", choices=FORMATS, default="parquet", help="of the output (default: parquet)")
     args = parser.parse_intermixed_args(argv)
@@ -36,16 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if args.output:
         check_free(args.output)
-    run = arguments.open_run(args, overrides)
-    source = FilePairs(inputs, args.user_column, args.item_column)
-    scores = ScoreTables(Scorer.of(run, args.unknown))
-    if args.output:
-        about = {"unknown": args.unknown, "prior": run.prior, "counts": scores.counts}
-        write_tables(run, args.output, "scores", args.format, scores.schema, scores.of(source), about=lambda: about)
-    else:
-        with table_writer(sys.stdout.buffer, scores.schema, "csv") as writer:
-            for table in scores.of(source):
-                writer.write_table(table)
-        sys.stdout.flush()
+    with arguments.opened(args, overrides) as (run, workers):
+        source = FilePairs(inputs, args.user_column, args.item_column)
+        scores = ScoreTables(Scorer.of(run, args.unknown))
+        tables = scores.of(source) if workers is None else _on(workers, source, scores)
+        if args.output:
+            about = {"unknown": args.unknown, "prior": run.prior, "counts": scores.counts}
+            write_tables(run, args.output, "scores", args.format, scores.schema, tables, about=lambda: about)
+        else:
+            with table_writer(sys.stdout.buffer, scores.schema, "csv") as writer:
+                for table in tables:
+                    writer.write_table(table)
+            sys.stdout.flush()
     print(arguments.counts_text(scores.counts, args.unknown), file=sys.stderr)
     return 0
+
+
+def _on(workers: Workers, source: FilePairs, scores: ScoreTables) -> Iterator[pa.Table]:
+    from invdist.serving.sharded.jobs import score_on_workers
+
+    return score_on_workers(workers, source, scores)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import create_model
@@ -14,9 +13,10 @@ from invdist.config.fields import as_section, build, describe, to_mapping
 from invdist.config.plain_yaml import parse, read_yaml, to_yaml
 from invdist.config.registry import STRATEGIES
 from invdist.config.schema import Config
+from invdist.runtime.paths import AnyPath
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+def load(path: str | AnyPath, overrides: Iterable[str] = ()) -> Config:
     """The checked settings of a YAML file with `key=value` overrides; `UserError` lists every problem."""
     return from_mapping(read_yaml(path), overrides, source=str(path))
 

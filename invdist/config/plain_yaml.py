@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_at
 
 MAX_BYTES = 1 << 20
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | AnyPath) -> dict[str, Any]:
     """The mapping of a YAML file: plain data only, no aliases, no repeated keys, at most 1 MiB."""
-    path = Path(path)
+    path = path_at(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

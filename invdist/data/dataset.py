@@ -73,6 +73,24 @@ class Dataset:
             with self.parquet(shard["file"]) as file:
                 yield from file.iter_batches(batch_rows, columns=list(columns) if columns else None)
 
+    def row_groups(self, splits: Sequence[str]) -> list[tuple[str, int]]:
+        """(file, number) of every row group of these splits, in shard order: what several readers divide."""
+        rows = self.manifest["row_group_rows"]
+        shards = [shard for split in splits for shard in self.shards(split)]
+        return [(shard["file"], number) for shard in shards for number in range(-(-shard["rows"] // rows))]
+
+    def read_groups(self, groups: Sequence[tuple[str, int]], columns: Sequence[str]) -> list[np.ndarray]:
+        """The given columns of some row groups, in their order."""
+        by_file: dict[str, list[int]] = {}
+        for name, number in groups:
+            by_file.setdefault(name, []).append(number)
+        tables = []
+        for name, numbers in by_file.items():
+            with self.parquet(name) as file:
+                tables.append(file.read_row_groups(numbers, columns=list(columns)))
+        whole = pa.concat_tables(tables) if tables else None
+        return [np.empty(0, np.int32) if whole is None else whole[column].to_numpy() for column in columns]
+
     def read(self, split: str, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a split (or of `truth`) in shard order, in memory."""
         tables = []
@@ -86,14 +104,43 @@ class Dataset:
 
     def raw_ids(self, entity: Literal["users", "items"]) -> pa.Array:
         """The raw ids of users or items, in the order of their indices."""
+        pieces = list(self.scan_raw_ids(entity))
+        return pa.concat_arrays(pieces) if pieces else pa.array([], self.raw_id_type(entity))
+
+    def raw_id_type(self, entity: Literal["users", "items"]) -> pa.DataType:
+        """int64 or string."""
         name = self.manifest["files"][entity]["file"]
         with self.parquet(name) as file:
-            if "raw" not in file.schema_arrow.names:
-                raise UserError(f"{self.path}/{name}: column raw is missing")
-            raw = file.read(columns=["raw"])["raw"].combine_chunks()
-        if raw.type not in (pa.int64(), pa.string()) or raw.null_count:
-            raise UserError(f"{self.path}/{name}: raw ids are {raw.type}; expected whole numbers or text, none missing")
-        return raw
+            schema = file.schema_arrow
+        if "raw" not in schema.names:
+            raise UserError(f"{self.path}/{name}: column raw is missing")
+        kind = schema.field("raw").type
+        if kind not in (pa.int64(), pa.string()):
+            raise UserError(f"{self.path}/{name}: raw ids are {kind}; expected whole numbers or text")
+        return kind
+
+    def scan_raw_ids(
+        self, entity: Literal["users", "items"], first: int = 0, end: int | None = None, batch_rows: int = 65_536
+    ) -> Iterator[pa.Array]:
+        """The raw ids of indices `[first, end)` (None: all that follow), at most `batch_rows` at a time."""
+        name = self.manifest["files"][entity]["file"]
+        self.raw_id_type(entity)
+        with self.parquet(name) as file:
+            at, groups = 0, []
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if at + rows > first and (end is None or at < end):
+                    groups.append((group, at))
+                at += rows
+            at = groups[0][1] if groups else 0
+            for batch in file.iter_batches(batch_rows, [group for group, _ in groups], columns=["raw"]):
+                start, stop = max(first, at), at + len(batch) if end is None else min(end, at + len(batch))
+                if start < stop:
+                    raw = batch.column("raw").slice(start - at, stop - start)
+                    if raw.null_count:
+                        raise UserError(f"{self.path}/{name}: raw ids are missing; expected one for each index")
+                    yield raw
+                at += len(batch)
 
     def true_preference(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
         """The true preference (float32, 0 to 1) of any pairs of a synthetic data set."""

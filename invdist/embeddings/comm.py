@@ -61,10 +61,15 @@ class Comm:
         """Memory for `[rows, width]` values that `all_to_all` sends without another copy, if it is called next."""
         return like.new_empty((rows, width))
 
-    def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
+    tells_sizes = False
+    """Whether `all_to_all` may be called without `recv_rows`: `Pending.use` then gets one part per rank, of the size
+    that was sent."""
+
+    def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int] | None = None) -> Pending:
         """Sends `send_rows[r]` leading rows of `send`, in order of rank, to each rank r; receives likewise."""
         if self.size == 1:
             return Pending(send)
+        assert recv_rows is not None, "see tells_sizes"
         recv = send.new_empty((sum(recv_rows), *send.shape[1:]))
         work = dist.all_to_all_single(
             recv, send.contiguous(), list(recv_rows), list(send_rows), group=self.group, async_op=True

@@ -2,7 +2,8 @@
 
 A row is asked for by the rank whose batch names it and answered by its owner. The route depends on ids only, so
 that of the next batches is found while this batch is computed: making an `Exchange` counts, `advance` sends the ids,
-`finish` receives them, and each of these messages travels in the background.
+`finish` receives them, and each of these messages travels in the background. Where a message tells its size
+(`Comm.tells_sizes`), the ids are sent at once, behind their counts.
 
 A table row is exchanged in *pieces*: the whole row, or one piece per column shard. The `n` pairs of a group ask for
 `2n` rows (users first), that is `2n * pieces` pieces of `width` columns. Each distinct piece of a group travels
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,8 +94,11 @@ class Exchange:
             else:
                 by_group = [torch.diff(asked.below(edges)) for asked in self._asked]
             self._sent = torch.stack(by_group, 1)  # [ranks, groups]
-            each = [len(groups)] * comm.size
-            self._counts = comm.all_to_all(self._sent.view(-1), each, each)
+            if comm.tells_sizes:
+                self._send_ids(comm.to_host(self._sent))
+            else:
+                each = [len(groups)] * comm.size
+                self._counts = comm.all_to_all(self._sent.view(-1), each, each)
 
     def advance(self) -> Exchange:
         """Learns how much each rank asks for, and sends the ids."""
@@ -102,11 +107,15 @@ class Exchange:
         self._received = self._counts.wait().view_as(self._sent)
         # The one point at which the host waits for the device: collectives take their split sizes as Python numbers.
         self._sizes = self._comm.to_host(torch.stack([self._sent, self._received]))  # [2, ranks, groups]
-        self.sent, self.received = self._sizes.sum(2).tolist()
+        self.received = self._sizes[1].sum(1).tolist()
+        self._send_ids(self._sizes[0])
+        return self
+
+    def _send_ids(self, sizes: np.ndarray) -> None:
+        """Sends the ids of all groups, of which `sizes` (`[ranks, groups]`) go to each rank."""
         groups, ranks = range(len(self._asked)), self._comm.size
-        totals = self._sizes[0].sum(0).tolist()
-        if self._replicated:
-            totals = [total // ranks for total in totals]
+        self.sent = sizes.sum(1).tolist()
+        totals = (sizes[0] if self._replicated else sizes.sum(0)).tolist()
         self._asked = [self._asked[g].first(totals[g]) for g in groups]
         ids = [asked.rows % self._locate.stride for asked in self._asked]
         self._joint: list[Tensor | None] = [None for _ in groups]
@@ -120,8 +129,23 @@ class Exchange:
             for g in groups:
                 send.index_copy_(0, places[g], ids[g])
                 self._joint[g] = places[g]
-        self._ids = self._comm.all_to_all(send, self.sent, self.received)
-        return self
+        if not self._comm.tells_sizes:
+            self._ids = self._comm.all_to_all(send, self.sent, self.received)
+            return
+        with_counts = zip(self._sent, send.split(self.sent), strict=True)
+        send = torch.cat([part for counts_and_ids in with_counts for part in counts_and_ids])
+        self._ids = self._comm.all_to_all(send, [len(groups) + sent for sent in self.sent])
+
+    def _receive_ids(self) -> Tensor:
+        assert self._ids is not None
+        if not self._comm.tells_sizes:
+            return self._ids.wait()
+        groups = len(self._asked)
+        parts = self._ids.use(lambda parts: [part.clone() for part in parts])
+        self._received = torch.stack([part[:groups] for part in parts])
+        self._sizes = self._comm.to_host(torch.stack([self._sent, self._received]))
+        self.received = self._sizes[1].sum(1).tolist()
+        return torch.cat([part[groups:] for part in parts])
 
     def finish(self) -> Exchange:
         """Receives the ids that are asked of this rank."""
@@ -131,8 +155,7 @@ class Exchange:
             self.routes = [Route(pairs, keys, held=keys) for pairs, keys in zip(self._pairs, self._keys, strict=True)]
             return self
         self.advance()
-        assert self._ids is not None
-        self.joint_requested = self._ids.wait()
+        self.joint_requested = self._receive_ids()
         for g, keys in enumerate(self._keys):
             asked, joint = self._asked[g], self._joint[g]
             requested = self.joint_requested

@@ -65,6 +65,7 @@ class Kernels:
 
     def gather(self, table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
         """`table[index]`, into `out` if given."""
+        assert table.is_contiguous()
         rows, width = table.shape
         out = table.new_empty((len(index), width)) if out is None else out
         index = index.contiguous()

@@ -89,7 +89,9 @@ class SharedMemoryComm(Comm):
             self._pids.append(pid)
             self._wakes.append(os.open(f"/proc/{pid}/fd/{wake}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
-    def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
+    tells_sizes = True
+
+    def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int] | None = None) -> Pending:
         """As `Comm.all_to_all`."""
         row_bytes = send.element_size() * math.prod(send.shape[1:])
         edges = [0, *accumulate(rows * row_bytes for rows in send_rows)]
@@ -154,18 +156,18 @@ class SharedMemoryComm(Comm):
                     os.write(self._wakes[rank], b"x")
         return number
 
-    def _parts(self, number: int, send: Tensor, recv_rows: Sequence[int], row_bytes: int) -> list[Tensor]:
+    def _parts(self, number: int, send: Tensor, recv_rows: Sequence[int] | None, row_bytes: int) -> list[Tensor]:
         """What each rank sent to this one, in the memory of its message."""
         parts = []
         for rank in range(self.size):
             line = self._line_of(rank, number)
             start, stop = int(line[3 + self.rank]), int(line[4 + self.rank])
-            if stop - start != recv_rows[rank] * row_bytes:
+            if recv_rows is not None and stop - start != recv_rows[rank] * row_bytes:
                 raise RankLost(
                     f"rank {rank} sent {stop - start} bytes where {recv_rows[rank] * row_bytes} were expected"
                 )
             part = self._open(rank, line).tensor(send.dtype, start, (stop - start) // send.element_size())
-            parts.append(part.view(recv_rows[rank], *send.shape[1:]))
+            parts.append(part.view(-1, *send.shape[1:]) if row_bytes else part.view(0, *send.shape[1:]))
         return parts
 
     def _read_sum(self, number: int, tensor: Tensor) -> Tensor:

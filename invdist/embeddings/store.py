@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from invdist.embeddings.comm import Comm
+from invdist.embeddings.comm import Comm, Pending
 from invdist.embeddings.exchange import Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
+from invdist.runtime.process import use_huge_pages
 
 _INIT_BLOCK = 1 << 16
 
@@ -45,12 +46,18 @@ class EmbeddingStore:
     """The sharded tables of users and items, seen from one rank."""
 
     def __init__(
-        self, tables: ShardedTables, comm: Comm, make_optimizer: Callable[[Tensor, EmbeddingStore], RowOptimizer]
+        self,
+        tables: ShardedTables,
+        comm: Comm,
+        make_optimizer: Callable[[Tensor, EmbeddingStore], RowOptimizer],
+        payload: str = "fp32",
     ) -> None:
         self.layout: Layout = tables.layout
-        self.local_rows = tables.local_rows
+        self.local_rows = use_huge_pages(tables.local_rows)
         self.plan_stats = tables.stats
-        self.comm = comm
+        self.comm, self._bf16 = comm, payload == "bf16"
+        self.changed: Tensor | None = None
+        """Which local rows were changed since `track`, bool; None: not recorded."""
         self._locate = RowLocator(self.layout, comm.size, self.local_rows.device)
         self._owners = self._owner_groups()
         self.optimizer = make_optimizer(self.local_rows, self)
@@ -68,13 +75,25 @@ class EmbeddingStore:
                 if shard.table != table.name:
                     continue
                 first, end = shard.row, shard.row + shard.rows
-                for block in range(first // _INIT_BLOCK, -(-end // _INIT_BLOCK)):
+                multiplier = self.layout.multipliers.get(table.name, 1)
+                blocks = range(first // _INIT_BLOCK, -(-end // _INIT_BLOCK))
+                for block in blocks if multiplier == 1 else range(-(-table.rows // _INIT_BLOCK)):
                     low, high = block * _INIT_BLOCK, min((block + 1) * _INIT_BLOCK, table.rows)
                     source = torch.Generator().manual_seed(_mix(seed, number, block))
                     drawn = torch.empty(high - low, table.columns).normal_(0.0, std, generator=source)
+                    if multiplier != 1:  # a whole row each: such tables are not cut by columns
+                        place = torch.arange(low, high) * multiplier % table.rows
+                        mine = (place >= first) & (place < end)
+                        target = (place[mine] - first + shard.base).to(self.local_rows.device)
+                        self.local_rows[target] = drawn[mine].to(self.local_rows.device)
+                        continue
                     a, b = max(first, low), min(end, high)
                     cut = drawn[a - low : b - low, shard.column : shard.column + shard.columns]
                     self.local_rows[shard.base + a - first : shard.base + b - first].copy_(cut)
+
+    def track(self) -> None:
+        """Records from now on which local rows change."""
+        self.changed = torch.zeros(len(self.local_rows), dtype=torch.bool, device=self.local_rows.device)
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
@@ -89,7 +108,7 @@ class EmbeddingStore:
         wanted = exchange.joint_requested
         answer = self.comm.send_buffer(len(wanted), self.layout.width, self.local_rows)
         gather_rows(self.local_rows, wanted, out=answer)
-        arriving = self.comm.all_to_all(answer, exchange.received, exchange.sent)
+        arriving = self._send(answer, exchange.received, exchange.sent)
         return arriving.use(
             lambda parts: [self._whole(gather_parts(parts, _present(route.joint_index))) for route in routes]
         )
@@ -108,7 +127,7 @@ class EmbeddingStore:
             else:
                 buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
                 summed = route.asked.sum(pieces, out=buffer)
-            pending = self.comm.all_to_all(summed, route.sent, route.received)
+            pending = self._send(summed, route.sent, route.received)
 
         def arrive(scale: Tensor | None = None) -> RowUpdate:
             if pending is None:
@@ -116,6 +135,12 @@ class EmbeddingStore:
             return RowUpdate(route.unique, pending.use(lambda parts: route.unique.sum_parts(parts, scale)))
 
         return arrive
+
+    def _send(self, rows: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
+        """`Comm.all_to_all` of embeddings or gradients, in the precision of the payload."""
+        if not self._bf16:
+            return self.comm.all_to_all(rows, send_rows, recv_rows)
+        return _Widened(self.comm.all_to_all(rows.bfloat16(), send_rows, recv_rows))
 
     @torch.no_grad()
     def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
@@ -133,11 +158,14 @@ class EmbeddingStore:
     @torch.no_grad()
     def add(self, update: RowUpdate, scale: float | Tensor) -> None:
         """Adds `scale * update` to the rows it touches; nothing where the scale is 0."""
+        if not isinstance(scale, float) or scale:
+            self._note_changed(update.unique.rows)
         add_rows(self.local_rows, update.unique.rows, update.values, scale)
 
     @torch.no_grad()
     def step(self, gradient: RowUpdate) -> None:
         """One optimizer step on the touched rows."""
+        self._note_changed(gradient.unique.rows)
         self.optimizer.update(self.local_rows, gradient.unique.rows, gradient.values)
 
     def square_sum(self, rows: Tensor, squares: Tensor) -> Tensor:
@@ -164,6 +192,10 @@ class EmbeddingStore:
                 whole[a + length : b] = total[-1:]
         return whole
 
+    def _note_changed(self, rows: Tensor) -> None:
+        if self.changed is not None:
+            self.changed.index_fill_(0, rows, True)
+
     def _owner_groups(self) -> dict[str, dist.ProcessGroup | None]:
         """For each table cut into columns, the process group of its owners (None: one owner has them all)."""
         groups: dict[str, dist.ProcessGroup | None] = {}
@@ -177,6 +209,16 @@ class EmbeddingStore:
     def _whole(self, pieces: Tensor) -> Tensor:
         """Whole rows from their pieces, which are side by side."""
         return pieces.view(-1, self.columns)
+
+
+class _Widened(Pending):
+    """What arrives in bf16, as float32."""
+
+    def __init__(self, inner: Pending) -> None:
+        self._inner = inner
+
+    def wait(self) -> Tensor:
+        return self._inner.wait().float()
 
 
 def _each(deltas: Tensor) -> Deltas:

@@ -5,7 +5,7 @@ Notation of the paper: `l1 = softplus(-s)` is the loss of calling a pair positiv
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def annotate(logit: Tensor) -> Annotation:
     """
     s = _at_least_float32(logit.detach())
     size = s.abs()
-    return _annotation(s, size, softplus(-size))
+    return Annotation(*_weights(s, size, softplus(-size))[:2])
 
 
 def inverse_dual_loss(logit: Tensor) -> tuple[Tensor, Annotation]:
@@ -46,18 +46,39 @@ def inverse_dual_loss(logit: Tensor) -> tuple[Tensor, Annotation]:
     Near a logit of 0 the gradients of its two parts cancel, and the `sign` rule magnifies what is left, rounding
     included. Double precision of one number per pair costs nothing and keeps the direction right.
     """
-    s = logit.double()
-    size = s.abs()
-    smaller = softplus(-size)
-    annotation = _annotation(s.detach(), size.detach(), smaller.detach())
-    return torch.addcmul(smaller, torch.minimum(*annotation), size), annotation
+    loss, w1, w0 = _DualLoss.apply(logit)
+    return loss, Annotation(w1, w0)
 
 
-def _annotation(s: Tensor, size: Tensor, smaller: Tensor) -> Annotation:
-    square = (smaller / (smaller + size)).square()
-    unlikely = square / (1 + square)
+class _DualLoss(torch.autograd.Function):
+    """With s the logit, e = exp(-|s|), l = log(1 + e) and w the weight of the larger loss, which has no gradient:
+
+    loss = l + w |s|,   d loss / ds = sign(s) (w - e / (1 + e)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = logit.double()
+        size = s.abs()
+        e = size.neg().exp_()
+        smaller = e.log1p()
+        w1, w0, w = _weights(s, size, smaller)
+        ctx.dtype = logit.dtype
+        ctx.save_for_backward(e.div_(e + 1).neg_().add_(w).mul_(s.sign()))
+        ctx.mark_non_differentiable(w1, w0)
+        return smaller.addcmul_(w, size), w1, w0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return (ctx.saved_tensors[0] * gradients[0]).to(ctx.dtype)
+
+
+def _weights(s: Tensor, size: Tensor, smaller: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """w1, w0, and the smaller of them."""
+    square = (smaller / (smaller + size)).square_()
+    unlikely = square.div_(square + 1)
     likely, positive = 1 - unlikely, s >= 0
-    return Annotation(torch.where(positive, likely, unlikely), torch.where(positive, unlikely, likely))
+    return torch.where(positive, likely, unlikely), torch.where(positive, unlikely, likely), unlikely
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

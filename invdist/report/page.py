@@ -14,16 +14,20 @@ from plotly.offline import get_plotlyjs
 from invdist.report.content import page_content
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import write_atomically
+from invdist.runtime.paths import AnyPath, StorePath
 from invdist.training.history import History
 
 
-def write_report(run: str | Path, compare: Sequence[str | Path] = (), output: str | Path | None = None) -> Path:
+def write_report(
+    run: str | AnyPath, compare: Sequence[str | AnyPath] = (), output: str | AnyPath | None = None
+) -> AnyPath:
     """Writes the report of `run`, compared with the runs `compare`, to `output` or RUN/report.html; returns its path.
 
     The file appears whole or not at all.
     """
     runs = [History.read(folder) for folder in (run, *compare)]
-    path = check_output(output if output is not None else runs[0].path / "report.html")
+    where = output if output is not None else runs[0].path / "report.html"
+    path = where if isinstance(where, StorePath) else check_output(where)
     write_output(path, render(runs))
     return path
 
@@ -48,7 +52,7 @@ def check_output(path: str | Path) -> Path:
     return path
 
 
-def write_output(path: Path, content: str | bytes) -> None:
+def write_output(path: AnyPath, content: str | bytes) -> None:
     """Writes a file that appears whole or not at all; `UserError` if the disk refuses it."""
     try:
         # A run's files may hold bytes that are no UTF-8. They must not stop the report.

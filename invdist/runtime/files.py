@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -61,8 +62,19 @@ def replacing(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path
         raise
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+class WholeWriter(Protocol):
+    """A file that is always replaced as a whole."""
+
+    def write_bytes(self, content: bytes) -> None:
+        """Replaces the content."""
+        ...
+
+
+def write_atomically(path: str | os.PathLike[str] | WholeWriter, content: str | bytes) -> None:
     """Writes a small file (text as UTF-8) so that a reader sees the old one or the whole new one."""
+    if not isinstance(path, str | os.PathLike):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
     with replacing(path) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -94,12 +106,15 @@ def new_folder(output: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: object) -> Iterator[None]:
     """Inside, no other process is in a block like this for the same local folder; `UserError` if one is already.
 
     The kernel holds the lock and takes it back when the process ends, however it ends. Where a filesystem has no
-    locks the block goes on without.
+    locks the block goes on without, and so it does in an object store.
     """
+    if not isinstance(folder, Path):
+        yield
+        return
     with open(folder / _LOCK_FILE, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,6 +153,10 @@ class Folder:
     def child(self, name: str) -> Folder:
         """The folder `name` in this one."""
         return Folder(self.filesystem, self._inside(name))
+
+    def parent(self) -> Folder:
+        """The folder that this one is in."""
+        return Folder(self.filesystem, self.path.rpartition("/")[0])
 
     def files(self) -> dict[str, int]:
         """Sizes in bytes of the files in this folder, by name; empty if it is not there."""

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -47,7 +48,7 @@ def compiled(source: Path) -> Native:
         _compile(source, compiler, library)
         seconds = time.perf_counter() - started
         return Native(ctypes.CDLL(str(library)), f"compiled kernels, built in {seconds:.1f} s ({library})")
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         return Native(None, f"torch operators, which are slower: {compiler} failed ({reason[-1] if reason else error})")
 
@@ -56,7 +57,7 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
     """Processes that start together may all compile; each puts a whole file in place."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         built = Path(folder) / library.name
-        command = [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(built), "-lm"]
+        command = [*shlex.split(compiler), *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(built), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_S)
         os.replace(built, library)
 

@@ -39,6 +39,7 @@ def annotate_on_ray(
     most = max(1, min(len(parts), workers or present, present))
     scorer = annotator.scorer
     model = scorer.model
+    assert isinstance(model, FrozenModel), "workers that hold slices annotate by themselves"
     shared = ray.put(
         {
             "rows": (model.user.numpy(), model.item.numpy()),

@@ -2,59 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from invdist.data.stream.observed import ObservedPairs
 from invdist.evaluation.catalogue import CatalogueMetrics
 from invdist.evaluation.metrics import ranking_metrics
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
 from invdist.serving.recommendation import SEEN
 from invdist.serving.run import TrainedRun
-from invdist.serving.scoring import logits
-from invdist.serving.topk import TopK
+from invdist.serving.scoring import PairLogits, logits
+from invdist.serving.seen import SeenPairs, in_splits
+from invdist.serving.topk import Best, TopK, check_k
+
+Logits = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Logits of pairs of indices."""
+Ranked = Callable[[np.ndarray, int, Sequence[str]], Iterator[Best]]
+"""The best items of users: (users, k, splits with items to leave out)."""
 
 
-def split_metrics(run: TrainedRun, split: str) -> dict[str, float | int]:
+def split_metrics(run: TrainedRun, split: str, score: Logits | None = None) -> dict[str, float | int]:
     """The metrics that training reports, of the rows of a split: AUC, GAUC, NDCG, MRR, log-loss, calibration error.
 
-    Computed in the precision of training, so that they are the same figures.
+    Computed in the precision of training, so that they are the same figures. `score` gives the logits, by default with
+    the run's model in this process.
     """
     user, item, label = _rows(run, split)
-    bf16 = run.config.training.precision == "bf16"
-    scores = logits(_in_bf16(run.model) if bf16 else run.model, user, item)
+    scores = score(user, item) if score else logits(run.model, user, item, in_precision_of_training(run))
     return ranking_metrics(user, label, scores, run.config.training.ndcg_k)
 
 
 def catalogue_metrics(
-    run: TrainedRun, split: str, ks: Sequence[int], progress: Callable[[int, int], None] = lambda *_: None
+    run: TrainedRun,
+    split: str,
+    ks: Sequence[int],
+    progress: Callable[[int, int], None] = lambda *_: None,
+    ranked: Ranked | None = None,
 ) -> dict[str, Any]:
     """Recall, hit rate, NDCG, MRR and coverage at each `k` of recommending from the whole catalogue, exactly.
 
     The relevant items of a user are the positives of the split. Every item is ranked but those that the user has in
     training (`SEEN`), relevant ones included: they cannot be recommended again. Users without a relevant item are left
-    out. Users are ranked in batches; `progress` is called with (users done, users in all).
+    out. Users are ranked in batches; `progress` is called with (users done, users in all). `ranked` gives the best
+    items, by default with the run's model in this process.
     """
     if not ks or min(ks) < 1:
         raise UserError(f"--k {' '.join(map(str, ks))}: expected at least 1")
     dataset, seen_splits = run.dataset, [other for other in SEEN if other != split]
     user, item, label = _rows(run, split)
-    seen = ObservedPairs.of(dataset, seen_splits)
-    wanted = (label == 1) & ~seen.contains(user, item)
+    positive = label == 1
+    wanted = positive.copy()
+    wanted[positive] = ~in_splits(dataset, seen_splits, user[positive], item[positive])
     if not wanted.any():
         raise UserError(f"{dataset.path}: no positive row of the split {split!r} is new to its user: nothing to find")
-    relevant = ObservedPairs(user[wanted], item[wanted], dataset.users, dataset.items)
-    count = np.diff(relevant.offsets)
-    users = np.flatnonzero(count)
+    relevant = SeenPairs(user[wanted], item[wanted], dataset.items)
+    users = np.unique(user[wanted])
+    count = np.bincount(relevant.of(users)[0])
+    check_k(max(ks), dataset.items)
     totals = CatalogueMetrics(ks, dataset.items)
-    for best in TopK(run.model, max(ks), seen).of(users):
+    here = ranked or (lambda users, k, seen: TopK(run.model, k, SeenPairs.read(dataset, seen)).of(users))
+    for best in here(users, max(ks), seen_splits):
         first = np.flatnonzero(np.append(True, best.user[1:] != best.user[:-1]))
-        totals.add(first, best.rank, best.item, relevant.contains(best.user, best.item), count[best.user[first]])
+        own = count[np.searchsorted(users, best.user[first])]
+        totals.add(first, best.rank, best.item, relevant.contains(best.user, best.item), own)
         progress(totals.users, len(users))
     return {
         **totals.metrics(),
@@ -66,17 +80,18 @@ def catalogue_metrics(
     }
 
 
-def _in_bf16(model: FrozenModel) -> Callable[[Tensor, Tensor], Tensor]:
-    """The model with the rounding of training in bf16: each side of a separable backbone is rounded by itself."""
+def in_precision_of_training(run: TrainedRun) -> PairLogits:
+    """How the model of a run is applied: in the precision of training."""
+    return _in_bf16 if run.config.training.precision == "bf16" else FrozenModel.__call__
+
+
+def _in_bf16(model: FrozenModel, user: Tensor, item: Tensor) -> Tensor:
+    """Logits with the rounding of training in bf16: each side of a separable backbone is rounded by itself."""
     backbone = model.backbone
-
-    def score(user: Tensor, item: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            if not backbone.separable:
-                return model(user, item)
-            return backbone.combine(backbone.user_part(model.user[user]), backbone.item_part(model.item[item]))
-
-    return score
+    with torch.autocast("cpu", torch.bfloat16):
+        if not backbone.separable:
+            return model(user, item)
+        return backbone.combine(backbone.user_part(model.user[user]), backbone.item_part(model.item[item]))
 
 
 def _rows(run: TrainedRun, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

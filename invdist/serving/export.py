@@ -3,52 +3,64 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import safetensors.torch
 import torch
 
 from invdist import config as configs
 from invdist.config.plain_yaml import parse
-from invdist.data.prepare.ids import id_table
+from invdist.data.dataset import Dataset
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.install import installed
 from invdist.serving.output import OutputFolder
 from invdist.serving.run import TrainedRun
+from invdist.serving.tables import CheckpointTables
+from invdist.training.checkpoint.manifest import DTYPE_NAMES
 from invdist.training.history import METRICS_FILE, History
 
 CARD = "card.json"
 TENSORS = "model.safetensors"
 PROGRAM = "scorer.pt2"
+ROW_PROGRAM = "row_scorer.pt2"
+_PIECE_BYTES = 64 << 20
 
 _USAGE = (
     "import torch; scorer = torch.export.load('scorer.pt2').module(); "
     "logits = scorer(user, item)  # int64 indices of one length; users.parquet and items.parquet map raw ids to them"
 )
+_ROW_USAGE = (
+    "import torch; scorer = torch.export.load('row_scorer.pt2').module(); "
+    "logits = scorer(user_rows, item_rows)  # float32 [n, columns] each, rows of the tables in model.safetensors by "
+    "index; users.parquet and items.parquet map raw ids to indices"
+)
 
 
-def export(run: TrainedRun, where: str) -> dict[str, Any]:
+def export(run: TrainedRun, where: str, *, whole: bool = True) -> dict[str, Any]:
     """Writes the new folder `where` and returns its card.
 
-    `model.safetensors`: the embeddings of users and items and the dense weights. `scorer.pt2`: a `torch.export`ed
-    program from any number of (user, item) indices to logits, which needs only torch. `users.parquet`,
-    `items.parquet`: raw ids by index. `card.json`: describes all this, written last.
+    `model.safetensors`: the embeddings of users and items and the dense weights. `row_scorer.pt2`: a `torch.export`ed
+    program from rows of users and of items to logits, which needs only torch. `scorer.pt2`: the same with both tables
+    in it, from indices to logits; not without `whole`, because whoever makes or uses it must hold the tables.
+    `users.parquet`, `items.parquet`: raw ids by index. `card.json`: describes all this, written last. Tables and ids
+    are copied piece by piece.
     """
-    tensors = {name: value.contiguous() for name, value in run.model.state_dict().items()}
+    run.checkpoint.verify()
     with OutputFolder(where, {"format": "invdist export", "version": 1}, manifest=CARD) as output:
         files = {
-            TENSORS: _write(output, TENSORS, [safetensors.torch.save(tensors)]),
-            PROGRAM: _write_program(output, run.model),
-            "users.parquet": _write_table(output, "users.parquet", id_table(run.users.raw)),
-            "items.parquet": _write_table(output, "items.parquet", id_table(run.items.raw)),
+            TENSORS: _write(output, TENSORS, _tensors(run.tables)),
+            ROW_PROGRAM: _write_program(output, ROW_PROGRAM, row_scoring_program(run.tables)),
+            **({PROGRAM: _write_program(output, PROGRAM, scoring_program(run.model))} if whole else {}),
+            "users.parquet": _write_ids(output, run.dataset, "users"),
+            "items.parquet": _write_ids(output, run.dataset, "items"),
         }
-        return output.finish({**_card(run), "files": files, "usage": _USAGE})
+        usage = _USAGE if whole else _ROW_USAGE
+        return output.finish({**_card(run), "files": files, "usage": usage})
 
 
 def scoring_program(model: FrozenModel) -> torch.export.ExportedProgram:
@@ -57,6 +69,13 @@ def scoring_program(model: FrozenModel) -> torch.export.ExportedProgram:
     examples = (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
     pairs = torch.export.Dim("pairs")
     return torch.export.export(model, examples, dynamic_shapes=({0: pairs}, {0: pairs}))
+
+
+def row_scoring_program(tables: CheckpointTables) -> torch.export.ExportedProgram:
+    """The backbone alone as a program: rows of users and of items, float32 `[n, columns]` each, to `[n]` logits."""
+    examples = (torch.zeros(2, tables.columns), torch.zeros(2, tables.columns))
+    pairs = torch.export.Dim("pairs")
+    return torch.export.export(tables.backbone, examples, dynamic_shapes=({0: pairs}, {0: pairs}))
 
 
 def _card(run: TrainedRun) -> dict[str, Any]:
@@ -91,18 +110,44 @@ def _write(output: OutputFolder, name: str, content: Iterable[bytes | memoryview
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _write_program(output: OutputFolder, model: FrozenModel) -> dict[str, Any]:
+def _write_program(output: OutputFolder, name: str, program: torch.export.ExportedProgram) -> dict[str, Any]:
     # torch writes only to a local file, but the output may be a URI.
     folder = Path(tempfile.mkdtemp(prefix="invdist-export-"))
     try:
-        torch.export.save(scoring_program(model), folder / PROGRAM)
-        with (folder / PROGRAM).open("rb") as file:
-            return _write(output, PROGRAM, iter(lambda: file.read(8 << 20), b""))
+        torch.export.save(program, folder / name)
+        with (folder / name).open("rb") as file:
+            return _write(output, name, iter(lambda: file.read(8 << 20), b""))
     finally:
         shutil.rmtree(folder)
 
 
-def _write_table(output: OutputFolder, name: str, table: pa.Table) -> dict[str, Any]:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return _write(output, name, [sink.getvalue().to_pybytes()])
+def _tensors(tables: CheckpointTables) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file with both tables and the dense weights, read as they are written."""
+    dense = {f"backbone.{name}": value.contiguous() for name, value in tables.backbone.state_dict().items()}
+    shapes = {name: (rows, tables.columns) for name, rows in tables.rows_of.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    for name, value in dense.items():
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": DTYPE_NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors start aligned
+    yield len(text).to_bytes(8, "little") + text
+    step = max(1, _PIECE_BYTES // (4 * tables.columns))
+    for name, rows in tables.rows_of.items():
+        for first in range(0, rows, step):
+            yield _bytes(tables.rows(name, first, min(first + step, rows)))
+    yield from map(_bytes, dense.values())
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _write_ids(output: OutputFolder, dataset: Dataset, entity: str) -> dict[str, Any]:
+    """The data set's own file of raw ids by index."""
+    name = dataset.manifest["files"][entity]["file"]
+    with dataset.filesystem.open_input_stream(f"{dataset.root}/{name}") as file:
+        return _write(output, f"{entity}.parquet", iter(lambda: file.read(8 << 20), b""))

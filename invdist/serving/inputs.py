@@ -114,11 +114,15 @@ class FilePairs:
 
     def read(self, part: InputPart, users: RawIds, items: RawIds) -> Iterator[MatchedPairs]:
         """The pairs of a part, batch by batch."""
+        return (match(user, item, users, items) for user, item in self.read_raw(part))
+
+    def read_raw(self, part: InputPart) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """The raw ids (users, items) of a part as they are there, batch by batch."""
         file = Path(part.file)
         text = dict.fromkeys(self.columns.values(), pa.string())
         for batch in read_columns(file, list(self.columns.values()), text, part.row_groups):
             batch = canonical(batch.rename_columns(list(self.columns)), file)
-            yield match(batch["user"], batch["item"], users, items)
+            yield batch["user"], batch["item"]
 
 
 class UnclearPairs:

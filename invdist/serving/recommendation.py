@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from invdist.data.schema import SPLITS
-from invdist.data.stream.observed import ObservedPairs
 from invdist.runtime.errors import UserError
 from invdist.serving.raw_ids import UNKNOWN, RawIds, pc
 from invdist.serving.run import TrainedRun
-from invdist.serving.topk import Best, TopK
+from invdist.serving.seen import SeenPairs
+from invdist.serving.topk import Best, TopK, check_k
 
 SEEN = ("train", "training_test")
 """Splits whose items are not recommended again by default: the labeled rows of training."""
@@ -39,32 +39,57 @@ class AskedUsers:
         return self.index[self.index != UNKNOWN]
 
 
+Ranked = Callable[[np.ndarray | range, int, Sequence[str]], Iterator[tuple[Best, pa.Table]]]
+"""The best items of users, and their `recommendation_table`: (users, k, splits with items to leave out)."""
+
+
 def recommendations(
     run: TrainedRun,
     k: int,
     users: AskedUsers | None = None,
     seen: Sequence[str] = SEEN,
     unknown: UnknownUser = "null",
+    ranked: Ranked | None = None,
 ) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """The schema and the tables of the `k` best items of users (None: all), best first.
 
     Columns: `user`, `rank` from 1, `item`, `score`. Items that a user has in the splits `seen` are left out. An
-    unknown user has one row with nothing but the user, or with `drop` none.
+    unknown user has one row with nothing but the user, or with `drop` none. `ranked` finds the best, by default with
+    the run's model in this process.
     """
     wrong = [split for split in seen if split not in SPLITS]
     if wrong:
         raise UserError(f"there is no split {wrong[0]!r}; there are {', '.join(SPLITS)}")
     if unknown not in get_args(UnknownUser):
         raise UserError(f"unknown={unknown!r}: expected {', '.join(get_args(UnknownUser))}")
-    top = TopK(run.model, k, ObservedPairs.of(run.dataset, seen) if seen else None)
-    return recommendation_tables(top, users, run.users, run.items, unknown)
+    check_k(k, run.dataset.items)
+    if ranked is None:
+        top = TopK(run.model, k, SeenPairs.read(run.dataset, seen) if seen else None)
+        return recommendation_tables(top, users, run.users, run.items, unknown)
+    return _with_schema(ranked(_asked(users, run.users), k, seen), users, run.users, run.items, unknown)
 
 
 def recommendation_tables(
     top: TopK, asked: AskedUsers | None, users: RawIds, items: RawIds, unknown: UnknownUser
 ) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """The same, of what finds the best items and the raw ids of both sides."""
-    schema = pa.schema(
+    best = top.of(_asked(asked, users))
+    tables = ((some, recommendation_table(some, users, items)) for some in best)
+    return _with_schema(tables, asked, users, items, unknown)
+
+
+def recommendation_table(best: Best, users: RawIds, items: RawIds) -> pa.Table:
+    """The best items by raw ids."""
+    columns = [users.take(best.user), pa.array(best.rank), items.take(best.item), pa.array(best.score)]
+    return pa.table(columns, schema=_schema(users, items))
+
+
+def _asked(asked: AskedUsers | None, users: RawIds) -> np.ndarray | range:
+    return range(len(users)) if asked is None else asked.known
+
+
+def _schema(users: RawIds, items: RawIds) -> pa.Schema:
+    return pa.schema(
         [
             pa.field("user", users.type),
             pa.field("rank", pa.int32()),
@@ -73,14 +98,18 @@ def recommendation_tables(
         ]
     )
 
-    def table(best: Best) -> pa.Table:
-        columns = [users.take(best.user), pa.array(best.rank), items.take(best.item), pa.array(best.score)]
-        return pa.table(columns, schema=schema)
 
-    if asked is None:
-        return schema, map(table, top.of(np.arange(len(users))))
-    tables = ((best, table(best)) for best in top.of(asked.known))
-    return schema, _with_unknown(asked, schema, tables) if unknown == "null" else (found for _, found in tables)
+def _with_schema(
+    tables: Iterator[tuple[Best, pa.Table]],
+    asked: AskedUsers | None,
+    users: RawIds,
+    items: RawIds,
+    unknown: UnknownUser,
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    schema = _schema(users, items)
+    if asked is None or unknown == "drop":
+        return schema, (table for _, table in tables)
+    return schema, _with_unknown(asked, schema, tables)
 
 
 def _with_unknown(users: AskedUsers, schema: pa.Schema, tables: Iterator[tuple[Best, pa.Table]]) -> Iterator[pa.Table]:

@@ -7,23 +7,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from invdist.config import Config
-from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
-from invdist.models.build import build_backbone
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath
+from invdist.serving.tables import CheckpointTables
 from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointInfo
 from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.history import epoch_of
-from invdist.training.vectors import finished_vectors, read_vectors, vectors_folder
 
 if TYPE_CHECKING:
     from invdist.serving.raw_ids import RawIds
@@ -33,11 +28,20 @@ if TYPE_CHECKING:
 class TrainedRun:
     """What is needed to score pairs with a run."""
 
-    folder: Path
+    folder: AnyPath
     config: Config
     dataset: Dataset
     checkpoint: CheckpointInfo
-    model: FrozenModel
+
+    @cached_property
+    def tables(self) -> CheckpointTables:
+        """The tables, to be read piece by piece."""
+        return CheckpointTables(self.config, self.dataset, self.checkpoint)
+
+    @cached_property
+    def model(self) -> FrozenModel:
+        """The model with whole tables in this process."""
+        return self.tables.whole()
 
     @cached_property
     def users(self) -> RawIds:
@@ -48,6 +52,11 @@ class TrainedRun:
     def items(self) -> RawIds:
         """Raw ids of items, by index."""
         return self._raw_ids("items")
+
+    def raw_id_bytes(self) -> int:
+        """What the raw ids of users and items take in memory, about."""
+        files = self.dataset.manifest["files"]
+        return 8 * (self.dataset.users + self.dataset.items) + sum(files[name]["bytes"] for name in ("users", "items"))
 
     @cached_property
     def prior(self) -> float:
@@ -63,12 +72,11 @@ class TrainedRun:
         """
         info = self.checkpoint
         position = info.position
-        digests = sorted(f"{name} {entry.sha256}" for name, entry in info.manifest.files.items())
         return {
             "step": info.step,
             "epoch": epoch_of(position),
             self.config.training.metric: info.metric,
-            "digest": hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16],
+            "digest": hashlib.sha256("\n".join(info.checksums()).encode()).hexdigest()[:16],
         }
 
     def _raw_ids(self, entity: Any) -> RawIds:
@@ -77,48 +85,34 @@ class TrainedRun:
         return RawIds(self.dataset.raw_ids(entity))
 
 
-def open_run(run: str | Path, overrides: Sequence[str] = (), checkpoint: str | int = "best") -> TrainedRun:
+def open_run(run: str | AnyPath, overrides: Sequence[str] = (), checkpoint: str | int = "best") -> TrainedRun:
     """Opens a checkpoint of a run: `best` (the default), `last`, or a step.
 
     `overrides` change settings that do not change the model, such as `data.path` when the data set has moved. Raises
     `UserError` if the folder is no run, the checkpoint is missing or damaged, or the data set has changed. The dense
     part computes in float32 whatever `training.precision` was.
     """
+    return loaded(find_run(run, overrides, checkpoint))
+
+
+def loaded(run: TrainedRun) -> TrainedRun:
+    """The run, after all files of its checkpoint were compared with their checksums and its tables were read."""
+    run.checkpoint.verify()
+    run.model  # noqa: B018 - what is wrong with it is told now
+    return run
+
+
+def find_run(run: str | AnyPath, overrides: Sequence[str] = (), checkpoint: str | int = "best") -> TrainedRun:
+    """Opens a run as `open_run` does, but reads no tables yet and compares no checksums."""
     config, folder = run_folder.reopen(run, list(overrides))
     dataset = run_folder.data_of(config, run)
     info = _select(CheckpointFolder(run_folder.checkpoints(config, folder)), checkpoint)
     _check_dataset(run, info, dataset, any(text.startswith("data.path=") for text in overrides))
-    return TrainedRun(folder, config, dataset, info, freeze(config, dataset, info))
-
-
-def freeze(config: Config, dataset: Dataset, checkpoint: CheckpointInfo) -> FrozenModel:
-    """The model of a checkpoint, read without its optimizer."""
-    own = STRATEGIES.get(config.method).frozen(config.strategy, dataset.users, checkpoint.read_strategy_state())
-    if own is not None:
-        return own
-    backbone = build_backbone(config.model, config.rows, config.tower, config.exposures)
-    backbone.load_state_dict(checkpoint.read_dense())
-    user, item = (torch.from_numpy(checkpoint.read_rows(table, slice(None))) for table in ("user", "item"))
-    if config.exposures.vectors:
-        user, item = _with_vectors(config, dataset, user, item)
-    return FrozenModel(user, item, backbone)
-
-
-def _with_vectors(config: Config, dataset: Dataset, user: Tensor, item: Tensor) -> list[Tensor]:
-    """Trained columns of both tables with the exposure vectors behind them."""
-    folder = vectors_folder(config, dataset)
-    found = finished_vectors(folder, dataset)
-    if found is None:
-        raise UserError(
-            f"the exposure vectors of the run are not in {folder}: give the folder that holds them as exposures.path=, "
-            "or learn them again with invdist train --resume"
-        )
-    tables = (("user", user), ("item", item))
-    return [torch.cat([rows, read_vectors(found, name, config.exposures, 0, len(rows))], 1) for name, rows in tables]
+    return TrainedRun(folder, config, dataset, info)
 
 
 def _select(store: CheckpointFolder, which: str | int) -> CheckpointInfo:
-    """The checkpoint asked for, with every file checked; `UserError` if it is missing or damaged in any way."""
+    """The checkpoint asked for; `UserError` if it is missing, or if one of its files is or has another size."""
     info = store.select(which)
     if which == "best":
         outcomes = [other.extra.get("outcome") for other in store.intact()]
@@ -129,11 +123,10 @@ def _select(store: CheckpointFolder, which: str | int) -> CheckpointInfo:
                 f"the best checkpoint of {store.folder} (metric {best:.4f}) is no longer there; "
                 f"choose another one with --checkpoint STEP: {', '.join(map(str, store.steps()))}"
             )
-    info.verify()
     return info
 
 
-def _check_dataset(run: str | Path, info: CheckpointInfo, dataset: Dataset, moved: bool) -> None:
+def _check_dataset(run: str | AnyPath, info: CheckpointInfo, dataset: Dataset, moved: bool) -> None:
     """`UserError` if `dataset` is not the one of the checkpoint; `moved`: the user has just said where it is."""
     trained_on = info.extra.get("dataset")
     if trained_on == dataset.fingerprint:

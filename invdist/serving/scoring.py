@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,9 +20,12 @@ from invdist.runtime.process import one_thread
 from invdist.serving.inputs import COUNTS, MatchedPairs, PairSource
 from invdist.serving.raw_ids import RawIds
 from invdist.serving.run import TrainedRun
+from invdist.serving.sharded.remote import RemoteModel
 
 Unknown = Literal["null", "prior", "drop"]
 _SCORED_ROWS = 1 << 13
+PairLogits = Callable[[FrozenModel, Tensor, Tensor], Tensor]
+"""Logits of a model for pairs of indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Scorer:
     `prior`, and no row with `drop`.
     """
 
-    model: FrozenModel
+    model: FrozenModel | RemoteModel
     users: RawIds
     items: RawIds
     prior: float
@@ -102,17 +106,24 @@ def probabilities(score: np.ndarray) -> np.ndarray:
     return (1 / (1 + np.exp(-score.astype(np.float64)))).astype(np.float32)
 
 
-def logits(model: Callable[[Tensor, Tensor], Tensor], user: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Logits (float32) of pairs of indices (int64), a bounded number at a time.
+def logits(
+    model: FrozenModel | RemoteModel, user: np.ndarray, item: np.ndarray, call: PairLogits = FrozenModel.__call__
+) -> np.ndarray:
+    """Logits (float32) of pairs of indices (int64), a bounded number at a time; `call` applies the model to them.
 
-    They are equal to the bit whatever is scored with a pair, by how many threads.
+    They are equal to the bit whatever is scored with a pair, by how many threads, and wherever its rows come from.
     """
     scores = np.empty(len(user), np.float32)
+    if isinstance(model, RemoteModel):
+        for first in range(0, len(user), model.most_pairs):
+            some = slice(first, first + model.most_pairs)
+            scores[some] = logits(*model.of(user[some], item[some]), call)
+        return scores
 
     def score(start: int) -> None:
         part = slice(start, start + _SCORED_ROWS)
         pairs = torch.from_numpy(user[part]), torch.from_numpy(item[part])
-        scores[part] = score_in_tiles(model, *pairs).float().numpy()
+        scores[part] = score_in_tiles(partial(call, model), *pairs).float().numpy()
 
     starts = range(0, len(user), _SCORED_ROWS)
     with one_thread() as threads:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -16,6 +14,7 @@ from invdist.embeddings.placement import GIB
 from invdist.learning.exposure_vectors import PADDING, iteration_columns
 from invdist.models.build import build_backbone
 from invdist.runtime.errors import UserError
+from invdist.runtime.memory import host_memory
 from invdist.training.build import phases_of, stream_of
 from invdist.training.sizes import batch_size, suited
 
@@ -99,11 +98,3 @@ def check_fits_host(config: Config, dataset: Dataset, memory: float | None = Non
             f"rows.dim: {config.rows.dim} makes a model of {size / GIB:,.1f} GB with its optimizer state, and this "
             f"machine has {memory / GIB:,.1f} GB; use a smaller one"
         )
-
-
-def host_memory() -> float:
-    """Bytes of memory that processes of this machine (or container) may use."""
-    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(memory, float(text)) if text.isdigit() else memory

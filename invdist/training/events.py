@@ -10,13 +10,14 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
+from invdist.runtime.paths import AnyPath, StorePath
 from invdist.training.history import METRICS_FILE, end_of_last_line
 from invdist.training.tensorboard import Writer
 
 _FLUSH_S = 1.0
+_STORE_FLUSH_S = 5.0
 _WAITING = 10_000  # events; with more a step waits, so that a disk that hangs does not fill the memory
 
 
@@ -43,23 +44,24 @@ class EventLog:
     A thread writes, so that a step does not wait for the disk. Readers see a step within a second, or earlier: with
     every `flush_every`th step that is written. They see other events at once. A process that is killed loses the steps
     of its last second at most; one that ends in any other way loses nothing. An error of the thread is raised by the
-    next call. `sinks` get the same events.
+    next call. `sinks` get the same events. In an object store, steps are seen and lost within a few seconds.
     """
 
-    def __init__(self, run: Path, writes: bool, flush_every: int = 1, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, run: AnyPath, writes: bool, flush_every: int = 1, sinks: Sequence[Sink] = ()) -> None:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._queue: queue.Queue[_Line | threading.Event | None] = queue.Queue(_WAITING)
         if not writes:
             return
         run.mkdir(parents=True, exist_ok=True)
-        path = run / METRICS_FILE
-        file = path.open("a", encoding="utf-8")
-        # A killed writer may have left part of a line: the next event must start on a new one.
-        file.truncate(end_of_last_line(path))
-        self._thread = threading.Thread(
-            target=self._run, args=(file, [Writer(run), *sinks], flush_every), name="events", daemon=True
-        )
+        if isinstance(run, StorePath):
+            file = _StoreFile(run / METRICS_FILE)  # without TensorBoard, whose writer knows local folders only
+        else:
+            path = run / METRICS_FILE
+            file, sinks = path.open("a", encoding="utf-8"), [Writer(run), *sinks]
+            # A killed writer may have left part of a line: the next event must start on a new one.
+            file.truncate(end_of_last_line(path))
+        self._thread = threading.Thread(target=self._run, args=(file, sinks, flush_every), name="events", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
@@ -95,7 +97,7 @@ class EventLog:
         if failure is not None:
             raise failure
 
-    def _run(self, file: TextIO, sinks: Sequence[Sink], flush_every: int) -> None:
+    def _run(self, file: TextIO | _StoreFile, sinks: Sequence[Sink], flush_every: int) -> None:
         """The thread: takes lines to write, flushes to answer (`threading.Event`), and None, the end."""
         unflushed, due = 0, math.inf
         while True:
@@ -114,7 +116,10 @@ class EventLog:
                 step = isinstance(item, _Line) and item.event["event"] == "step"
                 if not step or unflushed >= flush_every or time.monotonic() >= due:
                     unflushed = 0
-                    file.flush()
+                    if isinstance(file, _StoreFile) and step:
+                        file.flush_now_and_then()
+                    else:
+                        file.flush()
                 if item is None:
                     for sink in sinks:
                         sink.close()
@@ -126,6 +131,34 @@ class EventLog:
                 with contextlib.suppress(OSError):  # a failed flush was noted above
                     file.close()
                 return
+
+
+class _StoreFile:
+    """A text file of an object store to append to. It is written anew each time, so steps alone wait for a while."""
+
+    def __init__(self, path: StorePath) -> None:
+        self._path = path
+        self._content = bytearray(path.read_bytes() if path.exists() else b"")
+        self._next = 0.0
+
+    def write(self, text: str) -> None:
+        """Adds text."""
+        self._content += text.encode()
+
+    def flush(self) -> None:
+        """Writes the file."""
+        started = time.monotonic()
+        self._path.write_bytes(bytes(self._content))
+        ended = time.monotonic()
+        self._next = ended + max(_STORE_FLUSH_S, 20 * (ended - started))
+
+    def flush_now_and_then(self) -> None:
+        """Writes the file unless it was written shortly before: a long file takes a while, and steps are many."""
+        if time.monotonic() >= self._next:
+            self.flush()
+
+    def close(self) -> None:
+        """Nothing is left to write: the end of the log is flushed."""
 
 
 def jsonable(value: Any) -> Any:

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invdist.config.plain_yaml import dotted, read_yaml
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_at
 
 if TYPE_CHECKING:
     from invdist.training.checkpoint import Position
@@ -53,7 +53,7 @@ class History:
     A resumed run repeats the steps after its last checkpoint; the last record of a step or epoch counts.
     """
 
-    path: Path
+    path: AnyPath
     events: list[Event]
     """All events as written, repeats included."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class History:
     name: str = ""
 
     @classmethod
-    def read(cls, run: str | Path) -> History:
+    def read(cls, run: str | AnyPath) -> History:
         """Reads the folder of a run, finished or under way; `UserError` on anything that is not a run."""
-        path = Path(run)
+        path = path_at(run)
         if not path.is_dir():
             raise UserError(f"{path}: no such run folder")
         if not (path / METRICS_FILE).is_file():
@@ -141,7 +141,7 @@ class History:
 class Tail:
     """Follows a live `metrics.jsonl` from its present end; each line is read once, however long the file grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self._path = path
         self._offset = end_of_last_line(path)
 
@@ -157,12 +157,12 @@ class Tail:
         return [json.loads(line) for line in content[:whole].splitlines()]
 
 
-def end_of_last_line(path: Path) -> int:
+def end_of_last_line(path: AnyPath) -> int:
     """The offset after the last whole line; what follows is the start of a line, left by a killed writer."""
     return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
-def read_events(path: Path) -> list[Event]:
+def read_events(path: AnyPath) -> list[Event]:
     """The events of a `metrics.jsonl`.
 
     A last line without a newline that does not parse is still being written and is left out. Anything else that is
@@ -213,7 +213,7 @@ def _problem(event: object) -> str | None:
     return None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: AnyPath) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:

@@ -11,13 +11,13 @@ import logging
 import queue
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from invdist.config import Config
 from invdist.config.plain_yaml import dotted
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import write_atomically
+from invdist.runtime.paths import AnyPath
 from invdist.training.history import Event
 from invdist.training.ray_metrics import numbers
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class Mlflow:
     """Takes the events of a run and logs them to the MLflow that `watch.mlflow` names."""
 
-    def __init__(self, config: Config, run: Path) -> None:
+    def __init__(self, config: Config, run: AnyPath) -> None:
         client = open_client(config)
         self._queue: queue.Queue[Event | None] = queue.Queue(_WAITING)
         self._next_step = 0.0
@@ -57,7 +57,7 @@ class Mlflow:
             self._queue.put(None, timeout=5)
         self._thread.join(60)
 
-    def _follow(self, client: Any, config: Config, run: Path) -> None:
+    def _follow(self, client: Any, config: Config, run: AnyPath) -> None:
         failed = ""
         run_id: str | None = None
         state = "KILLED"
@@ -91,7 +91,7 @@ def open_client(config: Config) -> Any:
         raise UserError(f"watch.mlflow: {str(error).splitlines()[0]}") from None
 
 
-def _open(client: Any, config: Config, run: Path) -> str:
+def _open(client: Any, config: Config, run: AnyPath) -> str:
     """The id of the MLflow run of a run folder, which is made the first time."""
     from invdist import config as configs
     from invdist.config.plain_yaml import parse

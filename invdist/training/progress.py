@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 from typing import Any, TextIO
 
 from invdist.evaluation.tables import METRICS, number
+from invdist.runtime.paths import AnyPath
 from invdist.runtime.progress import ProgressLine
 from invdist.training.history import METRICS_FILE, Tail
 
@@ -18,7 +18,7 @@ _LOG_SECONDS = 5.0
 class ProgressView:
     """Follows the events of a run folder in a thread and shows them on `out` (default: stdout)."""
 
-    def __init__(self, run: Path, out: TextIO | None = None) -> None:
+    def __init__(self, run: AnyPath, out: TextIO | None = None) -> None:
         self._tail = Tail(run / METRICS_FILE)
         self._line = ProgressLine(out or sys.stdout, _LOG_SECONDS)
         self._end = threading.Event()

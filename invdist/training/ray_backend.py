@@ -13,20 +13,20 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from invdist import config as configs
 from invdist.config import Config
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import write_atomically
+from invdist.runtime.paths import AnyPath, path_at
 from invdist.training.events import Sink
 from invdist.training.run_folder import FAILED_FILE
 
 _LOG = logging.getLogger(__name__)
 
 
-def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | None = None) -> None:
+def fit(config: Config, run: AnyPath, worker: Callable[[dict[str, str]], None] | None = None) -> None:
     """Trains on the Ray that this process is connected to; returns when the run has finished or was stopped.
 
     Raises `UserError` for an error the user can fix, and Ray's own error when workers died too often. `worker` is the
@@ -72,6 +72,8 @@ def fit(config: Config, run: Path, worker: Callable[[dict[str, str]], None] | No
 
 def train_worker(settings: dict[str, str]) -> None:
     """The function of every worker: builds its `Trainer` and trains."""
+    import ray
+    import torch
     from ray.train import get_context
     from ray.train.torch import get_device
 
@@ -80,7 +82,7 @@ def train_worker(settings: dict[str, str]) -> None:
     from invdist.runtime.process import configure_process
     from invdist.training.trainer import Trainer
 
-    run = Path(settings["run"])
+    run = path_at(settings["run"])
     if (run / FAILED_FILE).exists():
         return  # an error that only the user can fix: it would occur again after this restart
     config = configs.from_text(settings["config"])
@@ -90,8 +92,10 @@ def train_worker(settings: dict[str, str]) -> None:
     def make_readers(spec: StreamSpec) -> Sequence[Any]:
         from ray.train.collective import broadcast_from_rank_zero
 
-        mine = ray_readers(spec, config.data.readers) if get_context().get_world_rank() == 0 else []
-        return broadcast_from_rank_zero(mine)
+        nodes: list[Any] = [None] * comm.size
+        torch.distributed.all_gather_object(nodes, ray.get_runtime_context().get_node_id(), group=comm.group)
+        first = get_context().get_world_rank() == 0
+        return broadcast_from_rank_zero(ray_readers(spec, config.data.readers, sorted(set(nodes))) if first else [])
 
     try:
         trainer = Trainer(
@@ -108,7 +112,7 @@ def train_worker(settings: dict[str, str]) -> None:
         raise
 
 
-def _sinks(config: Config, run: Path) -> list[Sink]:
+def _sinks(config: Config, run: AnyPath) -> list[Sink]:
     """Where the events of a run are watched, beside its folder."""
     from invdist.training.mlflow import Mlflow
     from invdist.training.ray_metrics import RayMetrics
@@ -117,7 +121,7 @@ def _sinks(config: Config, run: Path) -> list[Sink]:
     return [*sinks, Mlflow(config, run)] if config.watch.mlflow else sinks
 
 
-def _raise_if_failed(run: Path) -> None:
+def _raise_if_failed(run: AnyPath) -> None:
     if (run / FAILED_FILE).exists():
         raise UserError(json.loads((run / FAILED_FILE).read_text())["message"])
 

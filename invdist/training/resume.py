@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from invdist import config as configs
@@ -14,6 +13,7 @@ from invdist.config.plain_yaml import dotted, parse
 from invdist.data.dataset import Dataset
 from invdist.learning.strategy import Phase
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath
 from invdist.training import run_folder
 from invdist.training.build import phases_of
 from invdist.training.checkpoint import Position
@@ -27,7 +27,7 @@ _FIXED_WITHIN_EPOCH = ("data.batch_size", "data.window_rows", "seed")
 """What gives the position within an epoch its meaning, beside `unlabeled.*` and the strategy's phases."""
 
 
-def check_resume(config: Config, run: Path, dataset: Dataset) -> None:
+def check_resume(config: Config, run: AnyPath, dataset: Dataset) -> None:
     """Raises `UserError` if the run cannot continue with `config`. Reads manifests only; a new run passes."""
     newest = CheckpointFolder(run_folder.checkpoints(config, run)).latest(valid_only=True)
     if newest is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 from invdist import config as configs
@@ -13,6 +12,7 @@ from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder, write_atomically
+from invdist.runtime.paths import AnyPath, StorePath, path_at
 from invdist.training.history import METRICS_FILE, read_events
 
 CONFIG_FILE = "config.yaml"
@@ -21,12 +21,13 @@ FAILED_FILE = "failed.json"
 """Written by a worker that found an error only the user can fix."""
 STOP_FILE = "stop"
 """A file of this name asks the run to save and stop."""
+_ASK_STORE_S = 5.0
 
 
-def create(config: Config, dataset: Dataset) -> Path:
+def create(config: Config, dataset: Dataset) -> AnyPath:
     """Makes the folder of a new run, with its settings and a description of its data set."""
     name = config.name or f"{config.method}-{config.model}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run = Path(config.runs).absolute() / name
+    run = path_at(config.runs) / name
     if config.checkpoint.path is not None and Folder.at(checkpoints(config, run)).folders():
         raise UserError(
             f"checkpoint.path: {checkpoints(config, run)} holds the checkpoints of another run of this name: choose "
@@ -52,27 +53,29 @@ def create(config: Config, dataset: Dataset) -> Path:
     return run
 
 
-def release_name(run: Path, *, keep: bool) -> None:
+def release_name(run: AnyPath, *, keep: bool) -> None:
     """Makes the name of a run free again if it failed before its first step.
 
-    The folder is removed, or with `keep` renamed to `NAME.failed-TIME`, so that its logs can be read. A run that has
-    started keeps its folder: it may have checkpoints.
+    The folder is removed, or with `keep` renamed to `NAME.failed-TIME`, so that its logs can be read (an object store
+    cannot rename: there it is removed). A run that has started keeps its folder: it may have checkpoints.
     """
     events = read_events(run / METRICS_FILE) if (run / METRICS_FILE).exists() else []
     if any(event["event"] == "start" for event in events):
         return
-    if keep:
+    if isinstance(run, StorePath):
+        run.remove()
+    elif keep:
         run.rename(run.with_name(f"{run.name}.failed-{time.strftime('%Y%m%d-%H%M%S')}"))
     else:
         shutil.rmtree(run, ignore_errors=True)
 
 
-def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
+def reopen(run: str | AnyPath, overrides: list[str]) -> tuple[Config, AnyPath]:
     """The settings of an existing run with `key=value` overrides, and its folder.
 
     `runs` is where the run is now: a folder of runs may have moved, with the exposure vectors in it.
     """
-    folder = Path(run).absolute()
+    folder = path_at(run)
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{run}: not a run folder, it has no {CONFIG_FILE}")
     config = configs.load(folder / CONFIG_FILE, overrides)
@@ -80,7 +83,7 @@ def reopen(run: str | Path, overrides: list[str]) -> tuple[Config, Path]:
     return config, folder
 
 
-def data_of(config: Config, run: str | Path) -> Dataset:
+def data_of(config: Config, run: str | AnyPath) -> Dataset:
     """The data set of an existing run; if it cannot be opened, the error says how to give its new path."""
     try:
         return Dataset.open(config.data.path)
@@ -88,6 +91,21 @@ def data_of(config: Config, run: str | Path) -> Dataset:
         raise UserError(f"{error}\n{run} was trained on it: if it has moved, add data.path=FOLDER") from None
 
 
-def checkpoints(config: Config, run: Path) -> str:
+def checkpoints(config: Config, run: AnyPath) -> str:
     """Where the checkpoints of a run are: a local path or a URI."""
     return f"{config.checkpoint.path.rstrip('/')}/{run.name}" if config.checkpoint.path else str(run / "checkpoints")
+
+
+class StopRequests:
+    """Whether somebody asked the run to save and stop. An object store is asked every few seconds only."""
+
+    def __init__(self, run: AnyPath) -> None:
+        self._file, self._next = run / STOP_FILE, 0.0
+
+    def asked(self) -> bool:
+        """Whether the stop file is there."""
+        if isinstance(self._file, StorePath):
+            if time.monotonic() < self._next:
+                return False
+            self._next = time.monotonic() + _ASK_STORE_S
+        return self._file.exists()

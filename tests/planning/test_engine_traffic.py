@@ -23,7 +23,7 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
     from invdist.config.registry import STRATEGIES
     from invdist.config.schema import ExposuresConfig
     from invdist.data.stream.batches import Batch
-    from invdist.embeddings.shared_memory import connect
+    from invdist.embeddings.comm import Comm
     from invdist.learning.strategy import Setting
     from invdist.models.build import ModelSpec, build_recommender
 
@@ -40,7 +40,8 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
     )
     for sharding in (*SHARDINGS, "vectors"):
         spec = ModelSpec(users=USERS, items=ITEMS, dim=DIM, batch_size=PAIRS * ranks)
-        comm, vectors = connect(), None
+        # The messages of a process group, as on a cluster; through shared memory, ids and their counts are one message.
+        comm, vectors = Comm(), None
         spec.sharding = "row_wise" if sharding == "vectors" else sharding
         if sharding == "vectors":
             spec.exposures = ExposuresConfig(vectors=True, dim=VECTORS, learned=VECTORS)

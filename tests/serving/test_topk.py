@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from invdist.config.registry import BACKBONES
-from invdist.data.stream.observed import ObservedPairs
 from invdist.models.backbone import Backbone
 from invdist.models.exposure_head import ExposureHead
 from invdist.models.frozen import Additive, FrozenModel
 from invdist.runtime.errors import UserError
+from invdist.runtime.process import one_thread
 from invdist.serving.all_pairs import Pairwise, all_pairs
-from invdist.serving.topk import TopK
+from invdist.serving.seen import SeenPairs
+from invdist.serving.topk import TILE, Found, Ranker, TopK, batches, prepared_items, scored
 
 USERS = 300
 
@@ -50,9 +51,9 @@ def _tolerance(kind: str) -> dict[str, Any]:
     return {"rtol": 1e-6, "atol": 2e-5} if "vectors" in kind else {"atol": 1e-5}
 
 
-def _seen(items: int, pairs: int = 20_000) -> ObservedPairs:
+def _seen(items: int, pairs: int = 20_000) -> SeenPairs:
     source = np.random.default_rng(0)
-    return ObservedPairs(source.integers(USERS, size=pairs), source.integers(items, size=pairs), USERS, items)
+    return SeenPairs(source.integers(USERS, size=pairs), source.integers(items, size=pairs), items)
 
 
 def _brute_force(model: FrozenModel, user: int) -> np.ndarray:
@@ -96,7 +97,7 @@ def test_the_best_are_those_of_brute_force(kind: str, items: int, k: int) -> Non
     for one in users[:40]:
         mine = user == one
         expected = _brute_force(model, one).copy()
-        expected[seen.seen_by(one)] = -np.inf
+        expected[seen.of(np.array([one]))[1]] = -np.inf
         best = np.argsort(-expected, kind="stable")[:k]
         best = best[expected[best] > -np.inf]
         np.testing.assert_allclose(score[mine], expected[best], **_tolerance(kind))
@@ -104,6 +105,40 @@ def test_the_best_are_those_of_brute_force(kind: str, items: int, k: int) -> Non
         assert len(set(item[mine].tolist())) == len(best)
         assert rank[mine].tolist() == list(range(1, len(best) + 1))
         assert all(a >= b for a, b in pairwise(score[mine]))
+
+
+@pytest.mark.parametrize(("kind", "k"), [("gmf", 10), ("neumf+bias", 3), ("gmf+vectors", 10), ("ties", 20)])
+def test_the_best_of_slices_are_the_best_of_all_to_the_bit(kind: str, k: int) -> None:
+    items = 3 * TILE + 100
+    model, seen = _model("gmf" if kind == "ties" else kind, items), _seen(items)
+    if kind == "ties":
+        model.item[:] = model.item[:40].repeat(200, 1)[:items].clone()
+    users = np.arange(USERS)
+    rankers = [
+        Ranker(model.backbone, prepared_items(model.backbone, model.item[first:end]), range(first, end), k, seen_part)
+        for first, end in ((0, TILE), (TILE, 3 * TILE), (3 * TILE, items), (items, items))
+        for seen_part in [_part_of(seen, users, first, end, items)]
+    ]
+    merged = []
+    with one_thread():
+        for batch in batches(users, k):
+            parts = [ranker.best(batch, model.user[torch.from_numpy(batch)]) for ranker in rankers]
+            merged.append(scored(model, batch, Found.merged(parts, k)))
+    for one, whole in zip(merged, TopK(model, k, seen).of(users), strict=True):
+        for found, expected in zip(one, whole, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    if kind == "ties":  # of equal items the lowest that the user has not seen
+        user = int(users[7])
+        scores = _brute_force(model, user)
+        scores[seen.of(np.array([user]))[1]] = -np.inf
+        mine = merged[0].item[merged[0].user == user]
+        assert mine.tolist() == np.lexsort((np.arange(items), -scores))[:k].tolist()
+
+
+def _part_of(seen: SeenPairs, users: np.ndarray, first: int, end: int, items: int) -> SeenPairs:
+    user, item = seen.of(users)
+    mine = (item >= first) & (item < end)
+    return SeenPairs(user[mine], item[mine], items)
 
 
 def test_nothing_seen_leaves_nothing_out() -> None:

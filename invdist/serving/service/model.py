@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 from torch.utils import _pytree as pytree
 
-from invdist.data.stream.observed import ObservedPairs
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
 from invdist.serving.annotation import soft_labels
@@ -21,6 +20,7 @@ from invdist.serving.inputs import MatchedPairs, match
 from invdist.serving.recommendation import SEEN, AskedUsers, recommendation_tables
 from invdist.serving.run import TrainedRun
 from invdist.serving.scoring import Scorer, Unknown, logits, probabilities
+from invdist.serving.seen import SeenPairs
 from invdist.serving.service.lookup import SortedIds
 from invdist.serving.topk import TopK, prepared_items
 
@@ -32,10 +32,10 @@ def pack(run: TrainedRun) -> dict[str, Any]:
         "checkpoint": {"run": run.folder.name, **run.about_checkpoint()},
         "rows": (model.user.numpy(), model.item.numpy()),
         "backbone": model.backbone,
-        "items_prepared": pytree.tree_map(lambda tensor: tensor.numpy(), prepared_items(model)),
+        "items_prepared": pytree.tree_map(lambda tensor: tensor.numpy(), prepared_items(model.backbone, model.item)),
         "ids": (SortedIds(run.users.raw), SortedIds(run.items.raw)),
         "prior": run.prior,
-        "seen": ObservedPairs.of(run.dataset, SEEN),
+        "seen": SeenPairs.read(run.dataset, SEEN),
     }
 
 

@@ -1,0 +1,41 @@
+"""Embeddings and gradients in bf16 between ranks: half the bytes, rounded on the way, tables in fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from invdist.embeddings.comm import Comm
+from invdist.embeddings.exchange import Pairs
+from invdist.embeddings.shared_memory import connect
+from invdist.models.build import build_recommender
+from tests.distributed import run_ranks
+from tests.embeddings.sharded import small_spec
+
+PAIRS = Pairs(torch.tensor([0, 3, 3, 7, 12]), torch.tensor([1, 1, 5, 16, 9]))
+
+
+def _moves(rank: int, ranks: int, by_gloo: bool) -> dict[str, list]:
+    """Rows, summed gradients and bytes of a pull and a push, with each payload."""
+    comm = Comm() if by_gloo else connect()
+    found = {}
+    for payload in ("fp32", "bf16"):
+        model = build_recommender(small_spec(payload=payload), torch.device("cpu"), comm)
+        exchange = model.exchange(PAIRS).finish()
+        before = comm.traffic.bytes
+        rows = model.rows.pull(exchange)[0]
+        update = model.rows.push(exchange.routes[0], rows / 3)()
+        sent = comm.traffic.bytes - before
+        found[payload] = [rows.tolist(), update.values.tolist(), sent, str(model.rows.local_rows.dtype)]
+    return found
+
+
+@pytest.mark.parametrize("by_gloo", [False, True])
+def test_bf16_is_rounded_on_the_way_and_half_the_bytes(by_gloo: bool) -> None:
+    for found in run_ranks(_moves, 2, by_gloo):
+        exact, rounded = (found[payload] for payload in ("fp32", "bf16"))
+        rows = torch.tensor(exact[0])
+        assert torch.equal(torch.tensor(rounded[0]), rows.bfloat16().float())
+        assert torch.allclose(torch.tensor(rounded[1]), torch.tensor(exact[1]), rtol=2**-6)
+        assert rounded[1] != exact[1]
+        assert (exact[2], rounded[3]) == (2 * rounded[2], "torch.float32")
