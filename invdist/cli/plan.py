@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 
-from invdist.embeddings.placement import GIB, SHARDINGS
+from invdist.embeddings.placement import GIB, MEMORIES, SHARDINGS
 from invdist.planning.estimate import estimate, sweep
 from invdist.planning.job import OPTIMIZER_FLOATS, Hardware, Job
 from invdist.planning.text import estimate_text, sweep_text
@@ -22,6 +22,7 @@ _HARDWARE = {
     "intra": ("intra", GIB, "GiB/s between GPUs of a node"),
     "inter": ("inter", GIB, "GiB/s of a GPU to other nodes"),
     "memory": ("memory", GIB, "GiB/s of a GPU's memory"),
+    "host_link": ("host_link", GIB, "GiB/s between a GPU and its node's memory, for --tables uvm"),
     "tflops": ("flops", 1e12, "TFLOP/s that the tower reaches"),
     "operator_us": ("operator_s", 1e-6, "microseconds to launch an operator"),
     "collective_us": ("collective_s", 1e-6, "microseconds to start a collective"),
@@ -89,12 +90,25 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto lets the planner choose row-wise or table-wise for each table",
     )
+    add(
+        "--tables",
+        choices=MEMORIES,
+        default="device",
+        help="where tables are: uvm is unified memory, auto only if they do not fit the GPUs (default: device)",
+    )
     add("--rows", type=_count, metavar="R", help="labeled training interactions: adds the time of an epoch")
     add("--test-share", type=float, default=0.1, help="share of them that is training-test (default: 0.1)")
     add("--sweep", metavar="NAME=A..B", help=f"doubles ({'|'.join(_SWEPT)}) from A to B; or A..B*10, or A,B,C")
     add("--figure", metavar="FILE", help="draw the sweep into this .html, .svg or .png file")
     add("--json", action="store_true", help="print JSON and nothing else")
     add = parser.add_argument_group("assumed hardware (bandwidths: defaults of TorchRec's planner)").add_argument
+    add(
+        "--ddr",
+        type=_bytes,
+        default=known.ddr,
+        metavar="512GB",
+        help="memory of a node for --tables uvm (default: 512GB)",
+    )
     add("--reserve", type=float, default=known.reserve, help="share of memory kept free (default: %(default)s)")
     add("--gpus-per-node", type=_count, default=known.gpus_per_node, help="(default: %(default)s)")
     for name, (field, unit, what) in _HARDWARE.items():
@@ -104,16 +118,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    for name in ("intra", "inter", "memory", "tflops"):
+    for name in ("intra", "inter", "memory", "host_link", "tflops"):
         if not getattr(args, name) > 0:
-            raise UserError(f"--{name} must be above 0, not {getattr(args, name):g}")
+            raise UserError(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name):g}")
     if not 0 <= args.reserve < 1:
         raise UserError(f"--reserve is a share from 0 up to 1, not {args.reserve:g}")
     if args.gpus_per_node < 1:
         raise UserError(f"--gpus-per-node must be at least 1, not {args.gpus_per_node}")
     given = vars(args)
     assumed = {field: round(given[name] * unit, 12) for name, (field, unit, _) in _HARDWARE.items()}
-    assumed |= {name: given[name] for name in ("hbm", "reserve", "gpus_per_node")}
+    assumed |= {name: given[name] for name in ("hbm", "ddr", "reserve", "gpus_per_node")}
     asked = {field.name: given[field.name] for field in fields(Job) if field.name in given}
     if args.batch_per_gpu is not None:
         asked["batch"] = args.batch_per_gpu * args.gpus

@@ -29,7 +29,7 @@ class DataConfig(Section):
     readers: CountOrZero = 1
     """Ray actors that read shards and sample unlabeled interactions; 0: each worker reads by itself."""
     prefetch: Count = 2
-    """Blocks that each worker fetches ahead."""
+    """Blocks that each worker fetches ahead, at least; of several readers, as many as keep all of them at work."""
     window_rows: Count = 262144
     """Interactions that are shuffled together; the memory of a reader grows with it."""
 
@@ -59,7 +59,14 @@ class RowsConfig(Section):
     hbm_gb: Positive = 32.0
     """GB of one GPU that tables with optimizer state may fill; never more than nine tenths of the card."""
     ddr_gb: Positive = 128.0
-    """GB of one host that tables with optimizer state may fill, in equal shares for its workers; unused on GPUs."""
+    """GB of one host that tables with optimizer state may fill, in equal shares for its workers: where workers compute
+    on the CPU, and for `memory: uvm`."""
+    memory: Literal["device", "uvm", "auto"] = "device"
+    """Where tables and their optimizer state are on GPUs. `uvm`: unified memory, the host's, read over the bus;
+    `auto`: that only if they do not fit the GPUs. Not run on a GPU yet (docs/gpu.md). No effect on a CPU."""
+    placement: Literal["in_order", "hashed"] = "in_order"
+    """Which worker has which row of a row-wise table: consecutive ids together, or spread, so that popular items, whose
+    ids are often close, do not share a worker. The result is the same."""
     payload: Literal["fp32", "bf16"] = "fp32"
     """Precision of embeddings and their gradients on their way between workers; tables, sums and steps stay fp32. bf16
     halves the traffic, and the result then depends on the number of workers."""
@@ -72,6 +79,8 @@ class RowsConfig(Section):
         """Problems as (field, what is wrong)."""
         if self.dim % 4:
             yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
+        if self.memory == "uvm" and self.sharding == "data_parallel":
+            yield "memory", "data_parallel tables are on the device; expected device or another rows.sharding"
 
 
 class ExposuresConfig(Section):
@@ -154,7 +163,11 @@ class CheckpointConfig(Section):
     path: str | None = None
     """Folder or URI (s3://...) that holds checkpoints, in a folder named like the run; null: in the run folder."""
     every_steps: CountOrZero = 0
-    """Steps between checkpoints; 0 saves once an epoch."""
+    """Steps between checkpoints; 0: none within an epoch by steps."""
+    every_seconds: NonNegative = 0.0
+    """Seconds between checkpoints, looked at every 16 steps; 0: none by time. One is always saved after an epoch."""
+    deltas: bool = False
+    """Save within an epoch only the table rows that changed since the last full checkpoint, which is kept with them."""
     keep_last: Count = 2
     """Newest checkpoints to keep."""
     keep_best: Count = 1

@@ -73,6 +73,24 @@ class Dataset:
             with self.parquet(shard["file"]) as file:
                 yield from file.iter_batches(batch_rows, columns=list(columns) if columns else None)
 
+    def row_groups(self, splits: Sequence[str]) -> list[tuple[str, int]]:
+        """(file, number) of every row group of these splits, in shard order: what several readers divide."""
+        rows = self.manifest["row_group_rows"]
+        shards = [shard for split in splits for shard in self.shards(split)]
+        return [(shard["file"], number) for shard in shards for number in range(-(-shard["rows"] // rows))]
+
+    def read_groups(self, groups: Sequence[tuple[str, int]], columns: Sequence[str]) -> list[np.ndarray]:
+        """The given columns of some row groups, in their order."""
+        by_file: dict[str, list[int]] = {}
+        for name, number in groups:
+            by_file.setdefault(name, []).append(number)
+        tables = []
+        for name, numbers in by_file.items():
+            with self.parquet(name) as file:
+                tables.append(file.read_row_groups(numbers, columns=list(columns)))
+        whole = pa.concat_tables(tables) if tables else None
+        return [np.empty(0, np.int32) if whole is None else whole[column].to_numpy() for column in columns]
+
     def read(self, split: str, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a split (or of `truth`) in shard order, in memory."""
         tables = []

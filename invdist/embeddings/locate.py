@@ -24,6 +24,8 @@ class _Place(NamedTuple):
     """Rows of a row shard; 0: the table is not cut by rows."""
     bases: Tensor
     """What is added to an id: by owner for a table cut by rows, by piece otherwise."""
+    multiplier: int = 1
+    rows: int = 0
 
 
 class RowLocator:
@@ -43,7 +45,8 @@ class RowLocator:
                 by_rank = torch.zeros(size, dtype=torch.int64)
                 for shard in shards:
                     by_rank[shard.rank] = shard.rank * self.stride + shard.base - shard.row
-                self._places.append(_Place(shards[0].rows, by_rank.to(device)))
+                spread = layout.multipliers.get(table.name, 1)
+                self._places.append(_Place(shards[0].rows, by_rank.to(device), spread, table.rows))
             else:
                 held = shards[:1] if layout.replicated else shards
                 bases = [shard.base + (0 if layout.replicated else shard.rank * self.stride) for shard in held]
@@ -52,8 +55,10 @@ class RowLocator:
     def __call__(self, pairs: Pairs) -> Tensor:
         """The key of every piece: `[2n * pieces]`, users first, the pieces of a row side by side."""
         keys = []
-        for ids, (block, bases) in zip(pairs, self._places, strict=True):
+        for ids, (block, bases, multiplier, rows) in zip(pairs, self._places, strict=True):
             if block:
+                if multiplier != 1:
+                    ids = torch.remainder(ids * multiplier, rows)
                 keys.append(ids + bases.index_select(0, torch.div(ids, block, rounding_mode="floor")))
             else:
                 keys.append(ids + bases if len(bases) == 1 else (ids.unsqueeze(1) + bases).view(-1))

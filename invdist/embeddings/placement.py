@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,9 @@ from invdist.embeddings.torchrec_internals import stats_lines
 
 Sharding = Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"]
 SHARDINGS: tuple[str, ...] = get_args(Sharding)
+Memory = Literal["device", "uvm", "auto"]
+MEMORIES: tuple[str, ...] = get_args(Memory)
+_KERNELS = {"device": "fused", "uvm": "fused_uvm"}
 GIB = 1 << 30
 _CARD_RESERVE = 0.1
 
@@ -45,6 +49,8 @@ class Placement:
     """TorchRec's `ShardingPlan`."""
     report: dict[str, Any]
     """What the planner passes to a statistics printer: `best_plan` holds the priced options it chose."""
+    memory: str = "device"
+    """Where the tables are: `device`, or `uvm`."""
 
     def describe(self) -> str:
         """TorchRec's own text (`EmbeddingStats`) without its frame, blank lines and 300 columns of padding."""
@@ -92,28 +98,59 @@ def sharders() -> list[Any]:
     return [EmbeddingCollectionSharder()]
 
 
-def memory_caps(hbm_gb: float, ddr_gb: float, *, local_ranks: int, card: int | None, taken: int = 0) -> tuple[int, int]:
+def memory_caps(
+    hbm_gb: float, ddr_gb: float, *, local_ranks: int, card: int | None, taken: int = 0, host_taken: int = 0
+) -> tuple[int, int]:
     """Bytes of device memory and of host memory that one rank may fill with tables and their optimizer state.
 
     `hbm_gb` is for one GPU, `ddr_gb` for one host, whose `local_ranks` get equal shares of it. `card` is the memory of
     this rank's GPU in bytes, None without one: a rank then has no device memory. A tenth of a card is left to batches,
-    candidates and NCCL, whatever `hbm_gb` says. `taken` bytes are in use already by other tables of this rank, where
-    tables are: on the GPU if there is one.
+    candidates and NCCL, whatever `hbm_gb` says. `taken` bytes are in use already by other tables of this rank: on the
+    GPU if there is one, and `host_taken` in unified memory.
     """
-    host = int(ddr_gb * GIB / local_ranks)
+    host = max(0, int(ddr_gb * GIB / local_ranks) - host_taken)
     if card is None:
         return 0, max(0, host - taken)
     return max(0, int(min(hbm_gb * GIB, card * (1 - _CARD_RESERVE))) - taken), host
 
 
 def place_tables(
-    collection: Any, tables: Sequence[Table], sharding: str, topology: Any, *, batch_size: int, reserve: float
+    collection: Any,
+    tables: Sequence[Table],
+    sharding: str,
+    topology: Any,
+    *,
+    batch_size: int,
+    reserve: float,
+    memory: str = "device",
 ) -> Placement:
     """Plans `collection` (of `tables`) for the ranks of a TorchRec `topology`; raises `DoesNotFit`.
 
     `auto` lets the planner choose row-wise or table-wise for each table. `batch_size` is per rank, `reserve` the share
-    of the topology's memory that is left free.
+    of the topology's memory that is left free. `memory` matters on GPUs: with `auto` the tables are in unified memory
+    if they do not fit the devices. All of them or none: the local rows of a rank are one matrix.
     """
+    memories = ["device"] if topology.compute_device == "cpu" else ["device", "uvm"] if memory == "auto" else [memory]
+    for number, each in enumerate(memories):
+        kernel = "dense" if sharding == "data_parallel" else _KERNELS[each]
+        try:
+            return _place(collection, tables, sharding, topology, batch_size, reserve, kernel)
+        except DoesNotFit:
+            if number == len(memories) - 1:
+                raise
+    raise AssertionError
+
+
+def _place(
+    collection: Any,
+    tables: Sequence[Table],
+    sharding: str,
+    topology: Any,
+    batch_size: int,
+    reserve: float,
+    kernel: str,
+) -> Placement:
+    """Plans with one of FBGEMM's kernels for all tables."""
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
@@ -127,7 +164,7 @@ def place_tables(
             constraints={
                 table.name: ParameterConstraints(
                     sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
-                    compute_kernels=["dense" if sharding == "data_parallel" else "fused"],
+                    compute_kernels=[kernel],
                     min_partition=column_width(table.columns, topology.world_size),
                 )
                 for table in tables
@@ -139,7 +176,24 @@ def place_tables(
             plan = planner.plan(collection, sharders())
         except PlannerError as error:
             raise DoesNotFit from error
-    return Placement(plan, report.values)
+    return Placement(plan, report.values, "uvm" if kernel == _KERNELS["uvm"] else "device")
+
+
+def spread_multiplier(rows: int) -> int:
+    """The `m` that makes `id * m % rows` spread consecutive ids evenly: coprime to `rows`, next to its golden section.
+
+    So no two ids share a place, whatever range of ids is popular, and its inverse is another multiplication.
+    """
+    multiplier = max(1, round(rows * (math.sqrt(5) - 1) / 2))
+    while math.gcd(multiplier, rows) > 1:
+        multiplier -= 1
+    return multiplier
+
+
+def ids_at(first: int, end: int, rows: int, multiplier: int) -> Tensor:
+    """The ids of the rows at places `[first, end)` of a table of `rows` rows."""
+    back = pow(multiplier, -1, rows) if rows > 1 else 1
+    return torch.arange(first, end) * back % max(1, rows)
 
 
 def column_width(columns: int, world_size: int) -> int:

@@ -14,11 +14,24 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from invdist.embeddings.kernels import Kernels, kernels
+from invdist.runtime.process import use_huge_pages
 
 
 def reads_are_free(device: torch.device) -> bool:
     """Whether the host reads values without waiting for a device. Where not, steps take the way without reads."""
     return device.type == "cpu"
+
+
+def in_unified_memory(table: Tensor) -> bool:
+    """Whether a tensor of a GPU is in unified memory."""
+    return table.device.type == "cuda" and bool(torch.ops.fbgemm.is_uvm_tensor(table))
+
+
+def zeros_beside(table: Tensor) -> Tensor:
+    """Zeros of the shape of `table`, in the same memory: unified memory if that is where it is (`rows.memory`)."""
+    if not in_unified_memory(table):
+        return use_huge_pages(torch.empty_like(table)).zero_()
+    return torch.ops.fbgemm.new_managed_tensor(table, list(table.shape)).zero_()
 
 
 def kernels_for(values: Tensor) -> Kernels | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from invdist.embeddings.row_moves import gather_rows, kernels_for, store_rows
+from invdist.embeddings.row_moves import gather_rows, kernels_for, store_rows, zeros_beside
 
 _BLOCK_ROWS, _BLOCK_VALUES = 1024, 65536  # a block has at least so many rows, and more if they are narrow
 
@@ -70,7 +70,7 @@ class Adam(_Base):
     ) -> None:
         super().__init__(local_rows, gamma=gamma, weight_decay=weight_decay, eps=eps)
         self.betas, self.groups = (beta1, beta2), groups
-        self.state = {"m": torch.zeros_like(local_rows), "v": torch.zeros_like(local_rows)}
+        self.state = {"m": zeros_beside(local_rows), "v": zeros_beside(local_rows)}
 
     def update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
         self.steps += 1

@@ -21,6 +21,7 @@ from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
+from invdist.runtime.process import use_huge_pages
 
 _INIT_BLOCK = 1 << 16
 
@@ -52,9 +53,11 @@ class EmbeddingStore:
         payload: str = "fp32",
     ) -> None:
         self.layout: Layout = tables.layout
-        self.local_rows = tables.local_rows
+        self.local_rows = use_huge_pages(tables.local_rows)
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
+        self.changed: Tensor | None = None
+        """Which local rows were changed since `track`, bool; None: not recorded."""
         self._locate = RowLocator(self.layout, comm.size, self.local_rows.device)
         self._owners = self._owner_groups()
         self.optimizer = make_optimizer(self.local_rows, self)
@@ -72,13 +75,25 @@ class EmbeddingStore:
                 if shard.table != table.name:
                     continue
                 first, end = shard.row, shard.row + shard.rows
-                for block in range(first // _INIT_BLOCK, -(-end // _INIT_BLOCK)):
+                multiplier = self.layout.multipliers.get(table.name, 1)
+                blocks = range(first // _INIT_BLOCK, -(-end // _INIT_BLOCK))
+                for block in blocks if multiplier == 1 else range(-(-table.rows // _INIT_BLOCK)):
                     low, high = block * _INIT_BLOCK, min((block + 1) * _INIT_BLOCK, table.rows)
                     source = torch.Generator().manual_seed(_mix(seed, number, block))
                     drawn = torch.empty(high - low, table.columns).normal_(0.0, std, generator=source)
+                    if multiplier != 1:  # a whole row each: such tables are not cut by columns
+                        place = torch.arange(low, high) * multiplier % table.rows
+                        mine = (place >= first) & (place < end)
+                        target = (place[mine] - first + shard.base).to(self.local_rows.device)
+                        self.local_rows[target] = drawn[mine].to(self.local_rows.device)
+                        continue
                     a, b = max(first, low), min(end, high)
                     cut = drawn[a - low : b - low, shard.column : shard.column + shard.columns]
                     self.local_rows[shard.base + a - first : shard.base + b - first].copy_(cut)
+
+    def track(self) -> None:
+        """Records from now on which local rows change."""
+        self.changed = torch.zeros(len(self.local_rows), dtype=torch.bool, device=self.local_rows.device)
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
@@ -143,11 +158,14 @@ class EmbeddingStore:
     @torch.no_grad()
     def add(self, update: RowUpdate, scale: float | Tensor) -> None:
         """Adds `scale * update` to the rows it touches; nothing where the scale is 0."""
+        if not isinstance(scale, float) or scale:
+            self._note_changed(update.unique.rows)
         add_rows(self.local_rows, update.unique.rows, update.values, scale)
 
     @torch.no_grad()
     def step(self, gradient: RowUpdate) -> None:
         """One optimizer step on the touched rows."""
+        self._note_changed(gradient.unique.rows)
         self.optimizer.update(self.local_rows, gradient.unique.rows, gradient.values)
 
     def square_sum(self, rows: Tensor, squares: Tensor) -> Tensor:
@@ -173,6 +191,10 @@ class EmbeddingStore:
                 whole[a : a + length] = total
                 whole[a + length : b] = total[-1:]
         return whole
+
+    def _note_changed(self, rows: Tensor) -> None:
+        if self.changed is not None:
+            self.changed.index_fill_(0, rows, True)
 
     def _owner_groups(self) -> dict[str, dist.ProcessGroup | None]:
         """For each table cut into columns, the process group of its owners (None: one owner has them all)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from invdist.embeddings.placement import (
     GIB,
     SHARDINGS,
     DoesNotFit,
+    Memory,
     Sharding,
     Table,
     make_collection,
@@ -27,6 +28,7 @@ from invdist.embeddings.placement import (
     place_tables,
     quiet_torchrec,
     sharders,
+    spread_multiplier,
 )
 from invdist.embeddings.torchrec_internals import place_on_devices, shard_weights, sharding_types
 from invdist.runtime.errors import UserError
@@ -34,7 +36,10 @@ from invdist.runtime.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rectangle of a table on one rank, and its first local row there (`base`)."""
+    """A rectangle of a table on one rank, and its first local row there (`base`).
+
+    Rows are counted by place: see `Layout.multipliers`.
+    """
 
     table: str
     rank: int
@@ -55,6 +60,8 @@ class Layout:
     """The sharding type of each table."""
     width: int
     """Columns of a local row: those of a table, or of one column shard."""
+    multipliers: dict[str, int] = field(default_factory=dict)
+    """Of tables with hashed placement: row `id` of a table of n rows has the place `id * multiplier % n`."""
 
     @property
     def replicated(self) -> bool:
@@ -63,6 +70,8 @@ class Layout:
 
     def places_rows_like(self, other: Layout) -> bool:
         """Whether every row has the same owner and the same local row in both, whatever their columns."""
+        if self.multipliers != other.multipliers:
+            return False
         places = [
             {(s.table, s.rank, s.row, s.rows, s.base) for s in layout.shards} if layout.whole_rows else None
             for layout in (self, other)
@@ -116,14 +125,18 @@ def shard_tables(
     ddr_gb: float,
     copies: float = 1.0,
     taken: int = 0,
+    host_taken: int = 0,
+    memory: Memory = "device",
+    hashed: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedTables:
     """Plans and allocates `tables` over the ranks of `group`.
 
     `auto` lets TorchRec's planner choose row-wise or table-wise for each table. `hbm_gb` is for one GPU, `ddr_gb` for
-    one host: ranks get what `memory_caps` gives the rank that has least, where `taken` bytes are in use by other
-    tables. It must hold `copies` times the rows: the rows and their optimizer state. A plan that does not fit is a
-    `UserError`.
+    one host: ranks get what `memory_caps` gives the rank that has least, where `taken` bytes (of unified memory:
+    `host_taken`) are in use by other tables. It must hold `copies` times the rows: the rows and their optimizer state.
+    A plan that does not fit is a `UserError`. With `memory` `uvm` or `auto` the tables may be in unified memory,
+    within `ddr_gb`. `hashed` row-wise tables have popular ids on different ranks.
     """
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.planner import Topology
@@ -135,7 +148,8 @@ def shard_tables(
     collection, stats = make_collection(tables), ""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     card = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    mine = (str(device), memory_caps(hbm_gb, ddr_gb, local_ranks=local_ranks, card=card, taken=taken))
+    in_use = {"taken": taken, "host_taken": host_taken}
+    mine = (str(device), memory_caps(hbm_gb, ddr_gb, local_ranks=local_ranks, card=card, **in_use))
     of_ranks: list[Any] = [None] * world_size
     dist.all_gather_object(of_ranks, mine, group=group)
     hbm, ddr = (min(caps) for caps in zip(*(caps for _, caps in of_ranks), strict=True))
@@ -153,15 +167,16 @@ def shard_tables(
         if dist.get_rank(group) == 0:
             with contextlib.suppress(DoesNotFit):
                 batch_per_rank = max(1, batch_size // world_size)
-                placed = place_tables(collection, tables, sharding, topology, batch_size=batch_per_rank, reserve=0.05)
+                placed = place_tables(
+                    collection, tables, sharding, topology, batch_size=batch_per_rank, reserve=0.05, memory=memory
+                )
                 plan, stats = [placed.plan], placed.describe()
         dist.broadcast_object_list(plan, group_src=0, group=group)
         if plan[0] is None:
-            caps = (
-                f"{hbm / GIB:.3g} GB of GPU memory (rows.hbm_gb={hbm_gb:g}, at most nine tenths of the card)"
-                if device.type == "cuda"
-                else f"{ddr / GIB:.3g} GB of memory (rows.ddr_gb={ddr_gb:g} for a host, divided by its ranks)"
-            )
+            host = f"{ddr / GIB:.3g} GB of memory (rows.ddr_gb={ddr_gb:g} for a host, divided by its ranks)"
+            card = f"{hbm / GIB:.3g} GB of GPU memory (rows.hbm_gb={hbm_gb:g}, at most nine tenths of the card)"
+            of_gpus = {"device": f"{card}, or rows.memory=auto", "uvm": host, "auto": f"{card}, {host}"}
+            caps = of_gpus[memory] if device.type == "cuda" else host
             raise UserError(
                 f"the tables do not fit {world_size} rank(s) as {sharding}, each with {caps}: use more ranks or hosts, "
                 "raise the cap to what the machines have, or choose another rows.sharding "
@@ -177,6 +192,9 @@ def shard_tables(
             init_data_parallel=False,
         )
     layout, local_rows = _read_layout(tables, model.module, dist.get_rank(group), world_size)
+    if hashed and world_size > 1:
+        cut = [table for table in tables if layout.sharding[table.name] == "row_wise"]
+        layout = replace(layout, multipliers={table.name: spread_multiplier(table.rows) for table in cut})
     return ShardedTables(layout, local_rows.to(device), stats)
 
 

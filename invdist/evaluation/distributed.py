@@ -1,11 +1,14 @@
 """Ranking metrics over all ranks, where each rank holds all scored rows of its users.
 
-Per-user metrics are summed. For the AUC over all rows, scores of different ranks must be compared: the ranks agree on
-one range of scores per rank and send each distinct score, with its row counts, to the rank of its range. The result is
-exact and no rank holds all rows. Above `exact_rows` rows the ranks add up a histogram instead.
+Per-user metrics are summed, exactly, so that they are the same at any number of ranks. For the AUC over all rows,
+scores of different ranks must be compared: the ranks agree on one range of scores per rank and send each distinct
+score, with its row counts, to the rank of its range. The result is exact and no rank holds all rows. Above
+`exact_rows` rows the ranks add up a histogram instead.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -43,13 +46,12 @@ def distributed_metrics(
             problem = "it holds rows of users that belong to another rank (user % world_size)"
     except UserError as error:
         problem = str(error)
-    values = Totals.of(rows, k).values if rows and not problem else np.zeros(Totals.SIZE)
-    # Every rank adds in the order of ranks, so that all get the same bits.
-    gathered = ranks.gather(np.append(values, float(bool(problem))))
+    sums = Totals.of(rows, k).sums if rows and not problem else np.zeros((Totals.SIZE, 3), dtype=np.int64)
+    gathered = ranks.gather(np.append(sums.ravel(), int(bool(problem))))
     _raise_on_every_rank(ranks, gathered[:, -1] > 0, problem)
     assert rows is not None
 
-    totals = Totals(gathered[:, :-1].sum(axis=0))
+    totals = Totals(gathered[:, :-1].sum(axis=0).reshape(Totals.SIZE, 3))
     totals.check_both_classes()
     shares = gathered[:, 0] / totals["rows"]
     if totals["rows"] <= exact_rows:
@@ -57,6 +59,19 @@ def distributed_metrics(
     else:
         auc, bound = _histogram_auc(ranks, rows, shares)
     return totals.metrics(auc) | ({"auc_error_bound": bound} if bound else {})
+
+
+def rows_by_user(columns: Sequence[np.ndarray], group: dist.ProcessGroup | None = None) -> list[np.ndarray]:
+    """Sends rows, of which every rank has some, to the ranks of their users (`user % world_size`).
+
+    `columns` are integer arrays of one length, users first. Gives the columns of this rank's rows as int64.
+    """
+    ranks = _Ranks(group)
+    table = np.stack([column.astype(np.int64) for column in columns], axis=1)
+    owner = table[:, 0] % ranks.size
+    order = np.argsort(owner, kind="stable")
+    received = ranks.exchange(table[order], np.bincount(owner, minlength=ranks.size))
+    return [np.ascontiguousarray(column) for column in received.T]
 
 
 class _Ranks:

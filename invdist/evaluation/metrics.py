@@ -11,6 +11,8 @@ from invdist.evaluation.per_user import per_user_metrics
 from invdist.runtime.errors import UserError
 
 ECE_BINS = 15
+_BITS = 26
+_MOST_LOSS = 2.0**25  # of a row: sums stay exact, and a model with such a loss has diverged
 
 
 def ranking_metrics(user: np.ndarray, label: np.ndarray, score: np.ndarray, k: int = 10) -> dict[str, float | int]:
@@ -94,10 +96,14 @@ def auc(rows: ScoredRows) -> float:
 
 @dataclass(frozen=True)
 class Totals:
-    """The sums that all metrics but AUC are computed from. Totals of disjoint sets of users can be added."""
+    """The sums that all metrics but AUC are computed from. Totals of disjoint sets of users can be added.
 
-    values: np.ndarray
-    """float64: the numbers of `_NAMES`, then rows, positives and probability sums of each calibration bin."""
+    A sum of floats depends on their order, hence on who has which user. So each is kept as three integers.
+    """
+
+    sums: np.ndarray
+    """int64 `[SIZE, 3]`: the numbers of `_NAMES`, then rows, positives and probability sums of each calibration bin.
+    Each is `whole + (middle + last * 2^-26) * 2^-26`."""
 
     _NAMES = (
         *("rows", "positives", "users", "users_left_out", "logloss"),
@@ -109,21 +115,25 @@ class Totals:
     def of(cls, rows: ScoredRows, k: int) -> Self:
         """Totals of these rows, which may be none; every row of a user must be among them."""
         each = per_user_metrics(rows.user, rows.label, rows.level, k)
+        logloss = np.logaddexp(0.0, np.where(rows.label == 1, -rows.score, rows.score))
         numbers = (
             *(len(rows.label), rows.label.sum(), len(each.user) + each.users_left_out, each.users_left_out),
-            np.logaddexp(0.0, np.where(rows.label == 1, -rows.score, rows.score)).sum(),
-            *(
-                each.auc.sum(),
-                each.rows.sum(),
-                each.rows @ each.auc,
-                each.ndcg.sum(),
-                each.reciprocal_rank.sum(),
-            ),
+            np.minimum(logloss, _MOST_LOSS),
+            *(each.auc, each.rows, each.rows * each.auc, each.ndcg, each.reciprocal_rank),
         )
         probability = np.exp(-np.logaddexp(0.0, -rows.score))
         bins = np.minimum((probability * ECE_BINS).astype(np.int64), ECE_BINS - 1)
-        calibration = [np.bincount(bins, weight, ECE_BINS) for weight in (None, rows.label, probability)]
-        return cls(np.concatenate([np.array(numbers, dtype=np.float64), *calibration]))
+        sums = [_exact_sums(np.atleast_1d(number)) for number in numbers]
+        sums += [
+            _exact_sums(np.asarray(weight), bins, ECE_BINS) for weight in (np.ones(len(bins)), rows.label, probability)
+        ]
+        return cls(np.concatenate(sums))
+
+    @property
+    def values(self) -> np.ndarray:
+        """The sums, float64, each rounded once."""
+        exact = self.sums.astype(object) @ np.array([1 << 2 * _BITS, 1 << _BITS, 1], dtype=object)
+        return np.array([total / (1 << 2 * _BITS) for total in exact])
 
     def __getitem__(self, name: str) -> float:
         return float(self.values[self._NAMES.index(name)])
@@ -159,3 +169,15 @@ class Totals:
             "users": int(self["users"]),
             "users_left_out": int(self["users_left_out"]),
         }
+
+
+def _exact_sums(values: np.ndarray, bins: np.ndarray | None = None, count: int = 1) -> np.ndarray:
+    """Sums of non-negative numbers by bin as integers `[count, 3]` (see `Totals.sums`): the same in any order.
+
+    A value is first rounded to a multiple of 2^-52. Exact for less than 2^27 values in a bin.
+    """
+    bins = np.zeros(len(values), dtype=np.int64) if bins is None else bins
+    whole = np.floor(values)
+    middle = np.floor((values - whole) * 2.0**_BITS)
+    last = np.rint(((values - whole) * 2.0**_BITS - middle) * 2.0**_BITS)
+    return np.stack([np.bincount(bins, part, count).astype(np.int64) for part in (whole, middle, last)], axis=1)

@@ -169,19 +169,25 @@ class Strategy(ABC):
         """
         return {}
 
-    def gamma_step(self, loss: Callable[[Tensor], Tensor], exchange: Exchange, count: int | None = None) -> Record:
+    def gamma_step(
+        self,
+        loss: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]],
+        exchange: Exchange,
+        count: int | None = None,
+    ) -> Record:
         """One gamma step on the mean over all ranks of `loss(logits)`, per-row losses of the one group of `exchange`.
 
-        `count` is the number of this rank's rows that the mean is over; by default that of the losses given.
+        `count` is the number of this rank's rows that the mean is over; by default that of the losses given. Where only
+        the device knows it, `loss` gives it, too.
         """
         with self.watch("pull"):
             rows = self.model.pull(exchange)[0]
         with self.watch("step"):
             route = exchange.routes[0]
-            losses = loss(self.model.logits(rows, route))
+            found = loss(self.model.logits(rows, route))
             penalty = self.model.penalty(rows, route, route.pairs if count is None else count)
-            count = len(losses) if count is None else count
-            gradient, mean = self.model.gradient(losses.sum(), count, rows, route, penalty)
+            losses, counted = found if isinstance(found, tuple) else (found, len(found) if count is None else count)
+            gradient, mean = self.model.gradient(losses.sum(), counted, rows, route, penalty)
             self.model.step(gradient)
         return Record(mean)
 

@@ -9,6 +9,7 @@ from invdist.config.fields import Positive
 from invdist.config.registry import BACKBONES
 from invdist.config.schema import ExposuresConfig, OptimizerConfig, RowsConfig, TowerConfig
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.row_moves import in_unified_memory
 from invdist.embeddings.row_optimizers import SGD, Adam, ColumnGroup, RowOptimizer, RowwiseAdagrad
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
@@ -75,7 +76,9 @@ def build_recommender(
         hbm_gb=spec.hbm_gb,
         ddr_gb=spec.ddr_gb,
         copies={"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer],
-        taken=0 if vectors is None else vectors.local_rows.nbytes,
+        **_in_use(vectors),
+        memory=spec.memory,
+        hashed=spec.placement == "hashed",
         group=comm.group,
     )
     rows = EmbeddingStore(
@@ -89,6 +92,13 @@ def build_recommender(
     return Recommender(
         rows, backbone, _dense_optimizer(spec, backbone), precision=spec.precision, vectors=vectors, dense_decay=decay
     )
+
+
+def _in_use(vectors: EmbeddingStore | None) -> dict[str, int]:
+    """Bytes that exposure vectors take, by where they are."""
+    if vectors is None:
+        return {}
+    return {"host_taken" if in_unified_memory(vectors.local_rows) else "taken": vectors.local_rows.nbytes}
 
 
 def _head_decay(spec: ModelSpec, backbone: ExposureHead) -> Tensor:

@@ -83,7 +83,7 @@ class Recommender:
         return None if penalty is None else penalty.sum()
 
     def gradient(
-        self, loss_sum: Tensor, count: float, rows: Tensor, route: Route, penalty: Tensor | None = None
+        self, loss_sum: Tensor, count: float | Tensor, rows: Tensor, route: Route, penalty: Tensor | None = None
     ) -> tuple[Update, Tensor]:
         """The gradient of a mean over all ranks (and of a `penalty`), at the owners of the rows, and that mean.
 
@@ -92,7 +92,8 @@ class Recommender:
         """
         total = loss_sum if penalty is None else loss_sum + penalty
         row_gradient, *dense_gradient = torch.autograd.grad(total, [rows, *self._dense])
-        totals = (loss_sum.detach().float().view(1), self._flat.new_full((1,), count))
+        counted = count.float().view(1) if isinstance(count, Tensor) else self._flat.new_full((1,), count)
+        totals = (loss_sum.detach().float().view(1), counted)
         reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), *totals]))
         arriving = self.rows.push(route, row_gradient)
         reduced = reducing.wait()

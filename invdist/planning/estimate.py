@@ -20,6 +20,7 @@ _CHECKED_RANKS = 2048
 _LIMITS = {
     "launch": "launching operators (batches are small: more rows per step cost almost nothing)",
     "memory": "memory bandwidth",
+    "host_link": "the link to the host's memory, where the tables are",
     "compute": "arithmetic of the tower",
     "intra_link": "the links inside a node",
     "inter_link": "the links between nodes",
@@ -33,6 +34,7 @@ class StepTime:
 
     launch: float
     memory: float
+    host_link: float
     compute: float
     intra_link: float
     inter_link: float
@@ -104,6 +106,7 @@ class Estimate:
                 "total": self.device_bytes,
                 "usable": self.job.usable,
             },
+            "host_bytes_per_gpu": self.plan.host,
             "bytes_per_step": {
                 "plain": asdict(self.plain_traffic) | {"total": self.plain_traffic.total},
                 "ig": asdict(self.ig_traffic) | {"total": self.ig_traffic.total},
@@ -137,8 +140,8 @@ def estimate(job: Job) -> Estimate:
         ig_added=formulas.ig_added_bytes(job),
         plain_traffic=plain,
         ig_traffic=inverse,
-        plain_step=step_time(job, plain, inverse_gradient=False),
-        ig_step=step_time(job, inverse, inverse_gradient=True),
+        plain_step=step_time(job, plain, inverse_gradient=False, on_host=plan.host > 0),
+        ig_step=step_time(job, inverse, inverse_gradient=True, on_host=plan.host > 0),
         largest_users=largest_users(job),
     )
 
@@ -162,14 +165,15 @@ def sweep(
     return results
 
 
-def step_time(job: Job, traffic: Traffic, inverse_gradient: bool) -> StepTime:
-    """Our estimate of a step: each part by its own formula."""
+def step_time(job: Job, traffic: Traffic, inverse_gradient: bool, on_host: bool = False) -> StepTime:
+    """Our estimate of a step: each part by its own formula. `on_host`: tables are in unified memory."""
     hardware = job.hardware
     operators = formulas.IG_OPERATORS if inverse_gradient else formulas.PLAIN_OPERATORS
     peers = traffic.all_to_alls * (job.gpus - 1)
     return StepTime(
         launch=operators * hardware.operator_s,
         memory=formulas.memory_traffic(job, inverse_gradient) / hardware.memory,
+        host_link=formulas.table_traffic(job, inverse_gradient) / hardware.host_link if on_host else 0.0,
         compute=formulas.operations(job, inverse_gradient) / hardware.flops,
         intra_link=traffic.total * job.near / hardware.intra,
         inter_link=traffic.total * (1 - job.near) / hardware.inter,
@@ -179,8 +183,7 @@ def step_time(job: Job, traffic: Traffic, inverse_gradient: bool) -> StepTime:
 
 def largest_users(job: Job) -> int:
     """The most users whose table fits beside the items, row-wise: in closed form, then checked with the planner."""
-    left = _for_tables(job) - _exchange_bytes(job)
-    per_device = math.floor(left / job.row_bytes) - -(-job.items // job.gpus)
+    per_device = math.floor(_room(job) / job.row_bytes) - -(-job.items // job.gpus)
     users = max(0, per_device * job.gpus)
     while users > 0 and job.gpus <= _CHECKED_RANKS and not _fits(replace(job, users=users)):
         users -= max(job.gpus, users // 1000)
@@ -191,12 +194,16 @@ def smallest_gpus(job: Job) -> int | None:
     """The fewest GPUs that hold these tables row-wise, or None if no number would."""
     # Tables and batch are shared by the GPUs: one GPU alone would need at least this many times its memory.
     alone = replace(job, gpus=1)
-    needed = (job.users + job.items) * job.row_bytes + _exchange_bytes(alone) - _for_tables(alone)
-    low = max(1, math.floor(1 + needed / job.usable))
+    tables = (job.users + job.items) * job.row_bytes
+    if job.tables == "device":
+        low = math.floor(1 + (tables + _exchange_bytes(alone) - _for_tables(alone)) / job.usable)
+    else:
+        low = math.floor(tables / _room(replace(job, gpus=job.hardware.gpus_per_node)))
+    low = max(1, low)
     for gpus in range(low, min(job.batch, 2 * low + 64) + 1):
         trial = replace(job, gpus=gpus)
         rows = -(-job.users // gpus) + -(-job.items // gpus)
-        if rows * job.row_bytes + _exchange_bytes(trial) > _for_tables(trial):
+        if rows * job.row_bytes > _room(trial):
             continue
         if gpus > _CHECKED_RANKS or _fits(trial):
             return gpus
@@ -216,6 +223,13 @@ def _for_tables(job: Job) -> float:
     return job.usable - formulas.working_bytes(job)
 
 
+def _room(job: Job) -> float:
+    """Bytes that the rows and state of one rank may take, where `--tables` says."""
+    device = _for_tables(job) - _exchange_bytes(job)
+    host = job.hardware.ddr / min(job.gpus, job.hardware.gpus_per_node)
+    return {"device": device, "uvm": host, "auto": max(device, host)}[job.tables]
+
+
 def _exchange_bytes(job: Job) -> float:
     """The planner's own buffers, row-wise: ids and rows of one exchange of two tables."""
     return 2 * job.pairs * (ID + job.backbone.columns * FLOAT)
@@ -229,6 +243,8 @@ def _too_large(job: Job) -> str:
         f"{job.optimizer} state take {tables / GIB:,.1f} GiB, a step {step / GIB:,.1f} GiB per GPU, "
         f"and {job.gpus:,} GPUs give {job.gpus * job.usable / GIB:,.1f} GiB"
     )
+    if job.tables != "device":
+        text += f" and their nodes {job.gpus * _room(replace(job, tables='uvm')) / GIB:,.1f} GiB"
     enough = smallest_gpus(job)
     if enough is None:
         return f"{text}. No number of GPUs is enough: the step alone is too large, lower --batch or --rate"

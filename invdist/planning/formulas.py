@@ -186,6 +186,15 @@ def memory_traffic(job: Job, inverse_gradient: bool) -> float:
     return moved
 
 
+def table_traffic(job: Job, inverse_gradient: bool) -> float:
+    """Bytes of tables and optimizer state that a step reads and writes: rows that are pulled, rows that are moved.
+
+    The part of `memory_traffic` that crosses the link to the host if tables are in unified memory.
+    """
+    moved = (1 + 2 * (1 + OPTIMIZER_FLOATS[job.optimizer])) * _rows(job, job.pairs)
+    return moved + (3 * _rows(job, job.unlabeled) if inverse_gradient else 0)
+
+
 def operations(job: Job, inverse_gradient: bool) -> float:
     """Floating-point operations of a rank and step: two per weight and pair forward, four more backward."""
     plain = 6.0 * job.backbone.dense * job.pairs

@@ -27,6 +27,10 @@ class Hardware:
 
     hbm: float = 80.0 * GIB
     """Bytes of memory of one GPU."""
+    ddr: float = 512.0 * GIB
+    """Bytes of memory of one node that tables may fill, for `uvm`."""
+    host_link: float = 25.0 * GIB
+    """Bytes per second between a GPU and the memory of its node."""
     reserve: float = 0.1
     """Share of it left to the CUDA context, NCCL and fragmentation."""
     gpus_per_node: int = 8
@@ -75,6 +79,8 @@ class Job:
     candidates: int = 3
     optimizer: str = "adam"
     sharding: str = "auto"
+    tables: str = "device"
+    """Where tables and their optimizer state are: `device`, `uvm`, or `auto` (`rows.memory` of a run)."""
     rows: int | None = None
     """Labeled training interactions; None: no epoch time."""
     test_share: float = 0.1
@@ -98,6 +104,8 @@ class Job:
             raise UserError(f"--exposure-dim must be 0 or a multiple of 4, not {self.exposure_dim}")
         if self.exposure_dim and (self.sharding not in ("auto", "row_wise") or self.optimizer != "adam"):
             raise UserError("--exposure-dim: exposure vectors need --sharding row_wise and --optimizer adam")
+        if self.tables == "uvm" and self.sharding == "data_parallel":
+            raise UserError("--tables uvm: data_parallel tables are on the device; use another --sharding")
         if self.batch < self.gpus:
             raise UserError(
                 f"--batch is rows per step over all GPUs: {self.batch:,} leaves some of {self.gpus:,} GPUs without work"

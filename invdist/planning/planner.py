@@ -32,6 +32,8 @@ class Plan:
     state: int
     buffers: int
     """Input and output of one exchange."""
+    host: int
+    """Rows and state in unified memory, for one rank; then `rows` and `state`, of the device, are 0."""
     fused_step_s: float
     """Its estimate of the embedding part of a plain step of TorchRec's own fused engine, slowest device."""
 
@@ -53,6 +55,7 @@ def make_plan(job: Job, hbm: float) -> Plan:
             world_size=job.gpus,
             compute_device="cuda",
             hbm_cap=int(hbm),
+            ddr_cap=int(job.hardware.ddr / min(job.gpus, job.hardware.gpus_per_node)),
             local_world_size=min(job.gpus, job.hardware.gpus_per_node),
             hbm_mem_bw=job.hardware.memory / 1000,  # the planner counts in milliseconds
             intra_host_bw=job.hardware.intra / 1000,
@@ -60,7 +63,7 @@ def make_plan(job: Job, hbm: float) -> Plan:
         )
     collection = make_collection(tables, _optimizer_class(job.optimizer))
     sharding = "row_wise" if job.exposure_dim else job.sharding  # as vectors are: one exchange serves both
-    placed = place_tables(collection, tables, sharding, topology, batch_size=job.pairs, reserve=0.0)
+    placed = place_tables(collection, tables, sharding, topology, batch_size=job.pairs, reserve=0.0, memory=job.tables)
     return _read(placed.report["best_plan"], tables, job.optimizer)
 
 
@@ -74,15 +77,17 @@ def _read(options: list[Any], tables: list[Table], optimizer: str) -> Plan:
     """The plan in the planner's own options, one for each table."""
     from torchrec.distributed.planner.shard_estimators import _get_optimizer_multipler
 
-    rows, state, everything, seconds = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
+    rows, state, everything, seconds, host = (Counter[int]() for _ in range(5))
     planned = []
     by_name = {table.name: table for table in tables}
     for option in options:
         multiplier = _get_optimizer_multipler(_optimizer_class(optimizer), option.tensor.shape)
         for shard in option.shards:
             size = shard.size[0] * shard.size[1] * option.tensor.element_size()
-            rows[shard.rank] += size
-            state[shard.rank] += round(size * multiplier)
+            on_host = option.compute_kernel == "fused_uvm"
+            host[shard.rank] += shard.storage.ddr if on_host else 0
+            rows[shard.rank] += 0 if on_host else size
+            state[shard.rank] += 0 if on_host else round(size * multiplier)
             everything[shard.rank] += shard.storage.hbm
             seconds[shard.rank] += shard.perf.total / 1000
         largest = max((tuple(shard.size) for shard in option.shards), key=lambda size: size[0] * size[1])
@@ -104,5 +109,6 @@ def _read(options: list[Any], tables: list[Table], optimizer: str) -> Plan:
         rows=rows[fullest],
         state=state[fullest],
         buffers=everything[fullest] - rows[fullest] - state[fullest],
+        host=max(host.values()),
         fused_step_s=max(seconds.values()),
     )

@@ -77,6 +77,7 @@ def _memory(found: Estimate) -> str:
         ("added by an IG step", found.ig_added, "ours"),
         ("all", found.device_bytes, ""),
         ("usable", found.job.usable, ""),
+        *([("host memory per GPU: rows and state (uvm)", found.plan.host, "planner")] if found.plan.host else []),
     ]
     rows = [[name, f"{size / GIB:,.3f}", source] for name, size, source in parts]
     return plain_table(["memory of the fullest GPU", "GiB", "by"], rows)
@@ -106,6 +107,7 @@ def _time(found: Estimate) -> str:
     parts: dict[str, Callable[[Any], float]] = {
         "launching operators": lambda s: s.launch,
         "memory": lambda s: s.memory,
+        **({"link to the host's memory": lambda s: s.host_link} if found.plan.host else {}),
         "tower": lambda s: s.compute,
         "links in the node": lambda s: s.intra_link,
         "links between nodes": lambda s: s.inter_link,

@@ -97,7 +97,7 @@ def _metrics(found: dict[str, Any]) -> str:
 
 def _cost(cost: dict[str, float]) -> str:
     cpu = f" ({cost['cpu_seconds']:.1f} CPU)" if "cpu_seconds" in cost else ""
-    return f"{cost['seconds']:.1f} s{cpu}"
+    return f"{cost['seconds']:.1f} s{cpu}" if cost else "-"
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -117,11 +117,14 @@ def cost(run: Path) -> dict[str, float]:
     """What a finished training cost: `seconds` of its vectors and from its first step to its last score.
 
     And `cpu_seconds`, which other work on the machine does not change, of one that ran in the process of the roll.
+    Nothing is known of one that was interrupted: it has done some steps twice.
     """
     events = History.read(run).events
+    times = [event["time"] for event in events if event["event"] in ("start", "final")]
+    if len(times) != 2:
+        return {}
     vectors = sum(event["seconds"] for event in events if event["event"] == "vectors")
-    times = {event["event"]: event["time"] for event in events if event["event"] in ("start", "final")}
-    return {"seconds": vectors + times["final"] - times["start"], **(_read(run / _COST) or {})}
+    return {"seconds": vectors + times[1] - times[0], **(_read(run / _COST) or {})}
 
 
 def _check_same(roll: Roll) -> None:

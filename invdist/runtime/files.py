@@ -154,6 +154,10 @@ class Folder:
         """The folder `name` in this one."""
         return Folder(self.filesystem, self._inside(name))
 
+    def parent(self) -> Folder:
+        """The folder that this one is in."""
+        return Folder(self.filesystem, self.path.rpartition("/")[0])
+
     def files(self) -> dict[str, int]:
         """Sizes in bytes of the files in this folder, by name; empty if it is not there."""
         return {i.base_name: i.size for i in self._entries() if i.type == pafs.FileType.File}

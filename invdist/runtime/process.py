@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import mmap
 from collections.abc import Iterator
 
 import torch
@@ -14,21 +14,18 @@ import torch.distributed as dist
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 _NEVER = 2**31 - 1
+_MADV_HUGEPAGE = 14  # from <sys/mman.h>
+_PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
 
 
 def configure_process(threads: int) -> None:
-    """Sets the number of threads of one operation, asks for huge pages, and makes malloc keep memory that is freed.
+    """Sets the number of threads of one operation, and makes malloc keep the memory that operations free.
 
     By default glibc returns the memory of a large tensor to the kernel when it is freed, and the next tensor faults it
     in page by page: a third or more of the CPU time of scoring 15,000 pairs with NeuMF (`invdist bench score`). Every
     step needs the same sizes again, so the process keeps them, and stays at its peak size. Other allocators are not
     changed.
-
-    Rows of a large table are on as many pages, and most of the time of a step is spent on finding those: with pages of
-    2 MiB, Adam on 16,384 of 20 M rows takes two thirds of the time, on 2,048 half. torch reads the variable at its
-    first allocation.
     """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     torch.set_num_threads(threads)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -51,6 +48,20 @@ def one_thread() -> Iterator[int]:
         yield before
     finally:
         torch.set_num_threads(before)
+
+
+def use_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """Asks for pages of 2 MiB where the memory of a tensor on the CPU was not written to yet; gives the tensor.
+
+    The rows of a step are spread over a large table, and most of its time goes into finding their pages: with huge
+    ones, Adam on 2,048 of 20 M rows takes half the time. Where the system has none to give, nothing changes.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if tensor.device.type == "cpu" and madvise is not None and tensor.nbytes >= _HUGE_PAGE:
+        first = -(-tensor.data_ptr() // _PAGE) * _PAGE
+        length = (tensor.data_ptr() + tensor.nbytes - first) // _PAGE * _PAGE
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)
+    return tensor
 
 
 @contextlib.contextmanager

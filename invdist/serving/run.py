@@ -72,12 +72,11 @@ class TrainedRun:
         """
         info = self.checkpoint
         position = info.position
-        digests = sorted(f"{name} {entry.sha256}" for name, entry in info.manifest.files.items())
         return {
             "step": info.step,
             "epoch": epoch_of(position),
             self.config.training.metric: info.metric,
-            "digest": hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16],
+            "digest": hashlib.sha256("\n".join(info.checksums()).encode()).hexdigest()[:16],
         }
 
     def _raw_ids(self, entity: Any) -> RawIds:

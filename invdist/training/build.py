@@ -85,5 +85,6 @@ def open_streams(
     made: dict[StreamSpec, Stream] = {}
     for spec in dict.fromkeys(specs):
         readers = make_readers(spec) if make_readers else None
-        made[spec] = Stream(spec, comm.rank, comm.size, readers=readers, prefetch=config.data.prefetch)
+        pinned = comm.device is not None and comm.device.type == "cuda"
+        made[spec] = Stream(spec, comm.rank, comm.size, readers, config.data.prefetch, pinned)
     return [made[spec] for spec in specs]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from invdist.config import Config
 from invdist.data.dataset import Dataset
+from invdist.embeddings.placement import ids_at
 from invdist.learning.strategy import Strategy
 from invdist.models.exposure_head import ExposureHead
 from invdist.models.recommender import Recommender
@@ -127,12 +128,13 @@ class ById:
         self._priors = {table: self._mean(table) for table in source}
         self.renumbered = {table: self._renumbered(table) for table in source}
 
-    def fill(self, name: str, table: str, values: Tensor, row: int = 0, column: int = 0) -> None:
+    def fill(self, name: str, table: str, values: Tensor, row: int = 0, column: int = 0, multiplier: int = 1) -> None:
         """Fills `values`, the rows of `table` from `row` on, with those of the tensor `name`, from `column` on.
 
         Rows of new ids get the prior if they are weights, and otherwise stay as they are.
         """
-        source, values = self.source[table][row : row + len(values)], values.view(len(values), -1)
+        ids = ids_at(row, row + len(values), len(self.source[table]), multiplier)
+        source, values = self.source[table][ids.numpy()], values.view(len(values), -1)
         entry = self.checkpoint.manifest.tensors[name]
 
         def read(target: Tensor, first: int) -> None:

@@ -72,6 +72,8 @@ def fit(config: Config, run: AnyPath, worker: Callable[[dict[str, str]], None] |
 
 def train_worker(settings: dict[str, str]) -> None:
     """The function of every worker: builds its `Trainer` and trains."""
+    import ray
+    import torch
     from ray.train import get_context
     from ray.train.torch import get_device
 
@@ -90,8 +92,10 @@ def train_worker(settings: dict[str, str]) -> None:
     def make_readers(spec: StreamSpec) -> Sequence[Any]:
         from ray.train.collective import broadcast_from_rank_zero
 
-        mine = ray_readers(spec, config.data.readers) if get_context().get_world_rank() == 0 else []
-        return broadcast_from_rank_zero(mine)
+        nodes: list[Any] = [None] * comm.size
+        torch.distributed.all_gather_object(nodes, ray.get_runtime_context().get_node_id(), group=comm.group)
+        first = get_context().get_world_rank() == 0
+        return broadcast_from_rank_zero(ray_readers(spec, config.data.readers, sorted(set(nodes))) if first else [])
 
     try:
         trainer = Trainer(

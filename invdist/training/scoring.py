@@ -9,7 +9,7 @@ import torch
 
 from invdist.data.dataset import Dataset
 from invdist.embeddings.exchange import Pairs
-from invdist.evaluation.distributed import distributed_metrics
+from invdist.evaluation.distributed import distributed_metrics, rows_by_user
 from invdist.evaluation.metrics import ScoredRows, auc
 from invdist.learning.losses import annotate
 from invdist.learning.strategy import Strategy
@@ -33,19 +33,16 @@ def score_pairs(strategy: Strategy, user: np.ndarray, item: np.ndarray, batch_ro
 
 
 class SplitScorer:
-    """Metrics of a split. Each rank holds the interactions `user`, `item` of its own users (`user % ranks`)."""
+    """Metrics of a split. Each rank reads its share of the row groups, and gets those interactions of its own users
+    (`user % ranks`), in `user` and `item`, from the ranks that read them. Every rank makes one at the same time.
+    """
 
     def __init__(self, dataset: Dataset, split: str, strategy: Strategy, batch_rows: int, k: int) -> None:
         self._strategy, self._batch_rows, self._k = strategy, batch_rows, k
         comm = strategy.model.comm
-        columns: dict[str, list[np.ndarray]] = {"user": [], "item": [], "label": []}
-        for batch in dataset.scan(split):
-            mine = batch.column("user").to_numpy() % comm.size == comm.rank
-            for name, parts in columns.items():
-                parts.append(batch.column(name).to_numpy(zero_copy_only=False)[mine])
-        self.user, self.item, self._label = (
-            np.concatenate(parts) if parts else np.empty(0, np.int32) for parts in columns.values()
-        )
+        groups = dataset.row_groups([split])[comm.rank :: comm.size]
+        columns = dataset.read_groups(groups, ["user", "item", "label"])
+        self.user, self.item, self._label = rows_by_user(columns, comm.group) if comm.size > 1 else columns
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the model as it is now, the same on every rank."""

@@ -33,6 +33,7 @@ from invdist.training.build import build_model, build_strategy, open_streams
 from invdist.training.checkpoint import CheckpointStore, Position
 from invdist.training.events import EventLog, Sink
 from invdist.training.growth import grow
+from invdist.training.late import Answers, StepLog, Taken
 from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
 from invdist.training.scoring import Probe, SplitScorer
@@ -40,7 +41,7 @@ from invdist.training.totals import EpochTotals, RunTotals
 from invdist.training.vectors import load_or_learn
 
 _CONTROL_STEPS = 16
-"""Steps between two checks for a request to stop, which all ranks make together."""
+"""Steps between two looks for a request to stop or to save, which all ranks take together."""
 
 
 class Trainer:
@@ -73,11 +74,14 @@ class Trainer:
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
             asynchronous=config.checkpoint.asynchronous,
+            deltas=config.checkpoint.deltas,
             timeout_s=config.ray.timeout_s,
         )
         self._stop_requests = run_folder.StopRequests(run)
-        self.position, self.first_epoch = Position(), 0
+        self.position, self.first_epoch, self._saved_at = Position(), 0, time.monotonic()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
+        self._steps = StepLog(self.events, config.training.log_every, device)
+        self._answers = Answers(device)
 
     def fit(self, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Trains to the end, or until a stop is requested; returns the fields of the final event.
@@ -192,17 +196,24 @@ class Trainer:
             record = self._step(phase, batch, exchange)
             self._advance(step=self.position.step + 1, global_step=self.position.global_step + 1)
             now = time.perf_counter()
-            self._note(phase, stream, record, batch.global_rows, now - started)
+            if self._steps.add(Taken(phase, stream.steps, self.position, record, batch.global_rows, now - started)):
+                self._note()
             started = now
-            if every and self.position.global_step % every == 0:
+            stop, save = self._requests()
+            if save or (every and self.position.global_step % every == 0):
                 self._save()
-            if self._stop_requested():
+            if stop:
                 return False
+        self._note()
         return True
 
     def _step(self, phase: Phase, batch: Any, exchange: Any) -> Record:
+        return self._explained(phase, lambda: self.strategy.step(phase, batch, exchange))
+
+    def _explained(self, phase: Phase, action: Callable[[], Any]) -> Any:
+        """Does what may find that training has diverged; the error then says where and what to do."""
         try:
-            return self.strategy.step(phase, batch, exchange)
+            return action()
         except TrainingDiverged as error:
             self.store.wait()
             last = self.store.latest()
@@ -212,25 +223,9 @@ class Trainer:
                 "A smaller optimizer.gamma or alpha usually helps"
             ) from error
 
-    def _note(self, phase: Phase, stream: Stream, record: Record, rows: int, seconds: float) -> None:
-        """Adds a step to the totals. Writes its event if it chose a direction, or every `training.log_every` steps."""
-        totals, position = self.epoch_totals, self.position
-        details, loss = record.read(), float(record.loss)
-        direction = details.get("direction")
-        totals.add_step(loss, rows, seconds, direction)
-        if direction is not None or position.global_step % self.config.training.log_every == 0:
-            self.events.write(
-                "step",
-                epoch=position.epoch,
-                phase=phase.name,
-                step=position.step,
-                steps=stream.steps,
-                global_step=position.global_step,
-                loss=loss,
-                rows_per_s=totals.rows_per_s,
-                eta_s=max(0, self._rows_per_epoch() - totals.rows) / totals.rows_per_s,
-                **details,
-            )
+    def _note(self) -> None:
+        """Adds the steps taken to the totals, and writes their events. On a GPU the host waits here."""
+        self._steps.flush(self.epoch_totals, self._rows_per_epoch(), self._explained)
 
     # The end of an epoch, and of the run
 
@@ -295,12 +290,18 @@ class Trainer:
 
     # Stopping and saving
 
-    def _stop_requested(self) -> bool:
+    def _requests(self) -> tuple[bool, bool]:
+        """Whether to stop, and whether it is time to save: the first rank decides, all look at the same steps."""
         if self.position.global_step % _CONTROL_STEPS:
-            return False
-        asked = self.comm.rank == 0 and self._stop_requests.asked()
-        flag = torch.tensor([float(asked)], device=self.device)
-        return bool(self.comm.all_reduce(flag).wait())
+            return False, False
+        asked = torch.zeros(2)
+        if self.comm.rank == 0:
+            every, now = self.config.checkpoint.every_seconds, time.monotonic()
+            asked[0] = float(self._stop_requests.asked())
+            if every > 0 and now - self._saved_at >= every:
+                asked[1], self._saved_at = 1.0, now  # asked for once, though a GPU saves a look later
+        stop, save = self._answers.next(self.comm.all_reduce(asked.to(self.device)).wait())
+        return bool(stop), bool(save)
 
     def _stopped(self) -> dict[str, Any]:
         self._save()
@@ -309,6 +310,7 @@ class Trainer:
         return {"stopped": True, "global_step": self.position.global_step}
 
     def _save(self, metric: float | None = None) -> None:
+        self._note()  # a step that diverged must not be saved
         self.epoch_totals.add_seconds(self.strategy.watch.take())
         extra = {
             "config": configs.dump(self.config),
@@ -322,6 +324,7 @@ class Trainer:
         started = time.perf_counter()
         self.events.flush()  # a run that goes on from this checkpoint has the events before it
         self.store.save(self.model, self.strategy, self.position, extra, metric)
+        self._saved_at = time.monotonic()
         self.epoch_totals.add_seconds({"checkpoint": time.perf_counter() - started})
 
     # Small parts

@@ -87,6 +87,8 @@ def load_or_learn(
             batch_size=batch_size(config),
             hbm_gb=config.rows.hbm_gb,
             ddr_gb=config.rows.ddr_gb,
+            memory=config.rows.memory,
+            hashed=config.rows.placement == "hashed",
             group=comm.group,
         )
         return EmbeddingStore(tables, comm, lambda local_rows, store: NoOptimizer())
@@ -100,15 +102,21 @@ def load_or_learn(
     for shard in vectors.layout.on(comm.rank):
         rows = vectors.local_rows[shard.base : shard.base + shard.rows]
         if len(rows):
-            rows.copy_(read_vectors(found, shard.table, exposures, shard.row, shard.row + shard.rows))
+            place = vectors.layout.multipliers.get(shard.table, 1)
+            rows.copy_(read_vectors(found, shard.table, exposures, shard.row, shard.row + shard.rows, place))
     return vectors
 
 
-def read_vectors(found: CheckpointInfo, table: str, exposures: ExposuresConfig, first: int, end: int) -> Tensor:
-    """Rows `[first, end)` of a table as a model reads them: `dim` columns of length one, then the counts."""
+def read_vectors(
+    found: CheckpointInfo, table: str, exposures: ExposuresConfig, first: int, end: int, multiplier: int = 1
+) -> Tensor:
+    """Rows `[first, end)` of a table as a model reads them: `dim` columns of length one, then the counts.
+
+    Rows are counted by place, if tables have a `multiplier` (`Layout.multipliers`).
+    """
     rows, name, d = torch.empty((end - first, exposures.dim + PADDING)), f"rows/{table}/weight", exposures.dim
-    found.read_into(name, rows[:, :d], first)
-    found.read_into(name, rows[:, d:], first, exposures.learned)
+    found.read_into(name, rows[:, :d], first, multiplier=multiplier)
+    found.read_into(name, rows[:, d:], first, exposures.learned, multiplier)
     rows[:, :d] = torch.nn.functional.normalize(rows[:, :d], dim=1)
     return rows
 

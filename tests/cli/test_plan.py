@@ -48,6 +48,24 @@ def test_the_largest_table_is_the_last_that_fits(capsys: pytest.CaptureFixture[s
     assert main(["--users", str(most + most // 500), *options]) == 2
 
 
+def test_unified_memory_holds_what_the_gpus_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*HUGE, "--gpus", "4", "--gpus-per-node", "4"]
+    assert main([*options, "--tables", "auto", "--ddr", "100GB"]) == 2
+    assert "At least" in capsys.readouterr().err
+    found = planned(capsys, *options, "--tables", "auto", "--ddr", "600GB")
+    assert found == planned(capsys, *options, "--tables", "uvm", "--ddr", "600GB") | {"request": found["request"]}
+    memory = found["device_bytes"]
+    assert (memory["rows"], memory["optimizer_state"]) == (0, 0)
+    assert found["host_bytes_per_gpu"] == 3 * 1_100_000_000 // 4 * 32 * 4
+    # Rows are read, moved, and their moments with them: 7 times a row of each of 2 x 16,384 ids over 25 GiB/s.
+    assert found["step_seconds"]["plain"]["host_link"] == pytest.approx(7 * 2 * 16_384 * 32 * 4 / (25 * GIB))
+    most = found["largest_users"]
+    assert 600 * GIB / (32 * 4 * 3) - 10**8 >= most > 1.4e9
+    assert planned(capsys, *HUGE, "--gpus", "8", "--tables", "auto")["host_bytes_per_gpu"] == 0
+    assert main([*options, "--tables", "uvm", "--sharding", "data_parallel"]) == 2
+    assert "data_parallel tables are on the device" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_says_how_many_gpus_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*HUGE, "--gpus", "4"]) == 2
     said = capsys.readouterr().err

@@ -169,3 +169,61 @@ def test_every_rank_is_planned_on_the_device_it_has() -> None:
     assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:0"]
     place_on_devices(plan, ["cuda:0", "cuda:0", "cuda:1"])
     assert placed() == ["rank:0/cuda:0", "rank:1/cuda:0", "rank:2/cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "hbm", "ddr", "kernel"),
+    [
+        ("device", 8 << 20, 8 << 20, "fused"),
+        ("device", 1 << 19, 8 << 20, None),
+        ("uvm", 8 << 20, 8 << 20, "fused_uvm"),
+        ("uvm", 8 << 20, 1 << 19, None),
+        ("auto", 8 << 20, 8 << 20, "fused"),
+        ("auto", 1 << 19, 8 << 20, "fused_uvm"),
+        ("auto", 1 << 19, 1 << 19, None),
+    ],
+)
+@pytest.mark.parametrize("sharding", ["row_wise", "table_wise", "column_wise"])
+def test_tables_in_unified_memory_take_host_memory_only(
+    sharding: str, memory: str, hbm: int, ddr: int, kernel: str | None
+) -> None:
+    """Two GPUs and 1.5 MiB of rows: what the planner decides, and where it counts the bytes."""
+    from torchrec.distributed.planner import Topology
+
+    tables = (Table("user", 8 * 1024, 32), Table("item", 4 * 1024, 32))
+    with quiet_torchrec():
+        topology = Topology(world_size=2, compute_device="cuda", hbm_cap=hbm, ddr_cap=ddr)
+
+    def place() -> Any:
+        collection = make_collection(tables)
+        return place_tables(collection, tables, sharding, topology, batch_size=64, reserve=0.05, memory=memory)
+
+    if kernel is None:
+        with pytest.raises(DoesNotFit):
+            place()
+        return
+    placed = place()
+    options = placed.report["best_plan"]
+    assert {option.compute_kernel for option in options} == {kernel}
+    assert placed.memory == ("uvm" if kernel == "fused_uvm" else "device")
+    rows = sum(table.rows * table.columns * 4 for table in tables)
+    counted = {kind: sum(getattr(s.storage, kind) for o in options for s in o.shards) for kind in ("hbm", "ddr")}
+    where, other = ("ddr", "hbm") if kernel == "fused_uvm" else ("hbm", "ddr")
+    assert rows <= counted[where] < 1.1 * rows
+    assert counted[other] < 0.1 * rows  # ids and rows of an exchange
+    (module,) = placed.plan.plan.values()
+    assert {parameter.compute_kernel for parameter in module.values()} == {kernel}
+
+
+def test_memory_of_a_host_that_unified_tables_share() -> None:
+    caps = memory_caps(32, 128, local_ranks=8, card=80 * GIB, taken=GIB, host_taken=2 * GIB)
+    assert caps == (31 * GIB, 14 * GIB)
+
+
+def test_on_a_cpu_unified_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = (Table("user", 64, 8), Table("item", 32, 8))
+    with fake_ranks(1, 0, monkeypatch):
+        placed = shard_tables(
+            tables, "row_wise", device=torch.device("cpu"), batch_size=1, hbm_gb=1, ddr_gb=1, memory="uvm"
+        )
+    assert placed.local_rows.shape == (96, 8)

@@ -40,6 +40,8 @@ def _one_step(method: str, phase: int, ranks: int, model: str = "gmf", **options
     recommender = loopback_model(ranks, GPU, model=model)
     setting = Setting(STRATEGIES.get(method).Config(**options), unlabeled_rate=2, gamma=1e-3, users=USERS, items=ITEMS)
     strategy = STRATEGIES.get(method)(setting, recommender)
+    if hasattr(strategy, "drop"):
+        strategy.drop.done = strategy.drop.steps  # the end of the ramp: before, nothing is dropped
     chosen = strategy.phases(setting)[phase]
     rows = batch(max(64, ranks), max(1, chosen.unlabeled_per_row), GPU)
     with OneDevice():
@@ -54,7 +56,10 @@ def _one_step(method: str, phase: int, ranks: int, model: str = "gmf", **options
 @pytest.mark.parametrize("ranks", [8, 64, 1024])
 @pytest.mark.parametrize(
     ("method", "phase", "options"),
-    [("none", 0, {}), ("ig", 0, {}), ("ig", 1, {}), ("ns", 0, {}), ("idl", 0, {}), ("r_ce", 0, {})],
+    [
+        *(("none", 0, {}), ("ig", 0, {}), ("ig", 1, {}), ("ns", 0, {}), ("idl", 0, {}), ("r_ce", 0, {})),
+        ("t_ce", 0, {"max_drop": 0.5, "ramp_steps": 1}),
+    ],
 )
 @pytest.mark.parametrize("model", ["gmf", "neumf"])
 def test_the_host_waits_once_per_step_for_split_sizes(
@@ -68,9 +73,16 @@ def test_a_line_search_waits_no_more_often(inner: str) -> None:
     assert _one_step("ig", 1, 8, inner=inner, candidates=[-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]) == 1
 
 
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+def test_hard_negatives_are_exchanged_once_more(ranks: int) -> None:
+    """`dns` finds its negatives by their scores, so it cannot ask for their rows ahead."""
+    assert _one_step("dns", 0, ranks) == 2
+
+
 def test_with_one_rank_nothing_is_waited_for() -> None:
     assert _one_step("none", 0, 1) == 0
     assert _one_step("ig", 1, 1) == 0
+    assert _one_step("dns", 0, 1) == _one_step("means", 0, 1) == 0
 
 
 def test_the_proof_can_fail() -> None:

@@ -4,6 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from invdist.runtime.process import use_huge_pages
 
 # Six tensors of 16 MB, made and dropped again and again. Prints the page faults of a time.
 PROGRAM = """
@@ -32,3 +35,11 @@ def test_a_settled_process_keeps_the_memory_it_has_used() -> None:
     faults, threads = done.stdout.split()
     assert float(faults) < 6 * 16_000_000 / resource.getpagesize() / 50
     assert threads == "1"
+
+
+@pytest.mark.parametrize("values", [0, 10, 3 << 20])
+def test_huge_pages_change_no_value(values: int) -> None:
+    """Also where memory is not aligned, was written to, or is not on the CPU."""
+    whole = torch.arange(values + 1, dtype=torch.float32)
+    assert torch.equal(use_huge_pages(whole[1:]), torch.arange(1, values + 1, dtype=torch.float32))
+    assert use_huge_pages(torch.empty(values, device="meta")).device.type == "meta"

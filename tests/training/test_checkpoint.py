@@ -232,8 +232,8 @@ def test_another_version_is_refused(tmp_path: Path, strategy: Strategy) -> None:
     store = CheckpointStore(tmp_path, None)
     save(store, strategy, 1)
     manifest = tmp_path / "step-000000001" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 2}))
-    with pytest.raises(UserError, match="version 2, but this invdist reads version 1"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 3}))
+    with pytest.raises(UserError, match="version 3, but this invdist reads versions 1 and 2"):
         store.latest()
 
 

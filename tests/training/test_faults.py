@@ -42,7 +42,7 @@ def _run(data: Path, folder: Path, name: str, *overrides: str, worker: Any = Non
     config = _config(data, folder, name, *overrides)
     run = run_folder.create(config, Dataset.open(str(data)))
     ray_backend.fit(config, run, worker)
-    return run
+    return Path(str(run))
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_data: Path, tmp_path: Path, und
 
 @pytest.mark.slow
 def test_a_lost_node_is_done_without(tiny_data: Path, tmp_path: Path, repository: Path) -> None:
-    config = _config(tiny_data, tmp_path, "node", "ray.min_workers=1", "training.epochs=30", "data.readers=0")
+    config = _config(tiny_data, tmp_path, "node", "ray.min_workers=1", "training.epochs=30", "data.readers=2")
     (tmp_path / "config.yaml").write_text(configs.dump(config))
     script = repository / "tests" / "training" / "node_loss.py"
     environment = {**os.environ, "PYTHONPATH": str(repository)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -92,6 +94,29 @@ def test_turns_spread_phase_2_and_leave_nothing_out(tiny_data: Path, tmp_path: P
     assert runs == [list(range(first, last + 1)) for first, last in ends]
     assert [epoch["rows"] for epoch in _events(tmp_path, "epoch")] == [3600]
     assert _events(tmp_path, "start")[0]["rows_per_epoch"] == pytest.approx(3600, abs=3)
+
+
+def _saved_steps(rank: int, world_size: int, data: str, run: str) -> list[int]:
+    """The steps that are saved if each look at the clock of the first rank is 10 s later, and others have none."""
+    changes = {"checkpoint__every_seconds": 15, "training__epochs": 1, "training__test": False}
+    trainer, saved = _trainer(data, Path(run), **changes), []
+    clock = itertools.count(10, 10) if rank == 0 else itertools.repeat(0)
+    save = trainer.store.save
+
+    def noted(model: Any, strategy: Any, position: Any, *rest: Any) -> None:
+        saved.append(position.global_step)
+        save(model, strategy, position, *rest)
+
+    trainer._saved_at = 0.0
+    fake = SimpleNamespace(monotonic=clock.__next__, perf_counter=time.perf_counter)
+    with mock.patch.object(loop, "time", fake), mock.patch.object(trainer.store, "save", noted):
+        trainer.fit()
+    return saved
+
+
+def test_checkpoints_by_time_are_decided_by_the_first_rank(tiny_data: Path, tmp_path: Path) -> None:
+    first, second = run_ranks(_saved_steps, 2, str(tiny_data), str(tmp_path))
+    assert first == second == [32, 38]  # looked at after 16 and 32 of 38 steps; the last is the end of the epoch
 
 
 def _interrupted(rank: int, world_size: int, data: str, run: str, changes: dict[str, Any], stop_after: int) -> Any:

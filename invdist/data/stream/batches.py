@@ -7,6 +7,7 @@ number of ranks, and can be resumed at any step, at any number of ranks.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +52,11 @@ class Batch:
 
 
 class Stream:
-    """The batches of one rank. `readers` are the actors of `ray_readers`; without them the rank reads for itself."""
+    """The batches of one rank. `readers` are the actors of `ray_readers`; without them the rank reads for itself.
+
+    At least `prefetch` blocks are fetched ahead, and of several readers as many as keep all of them at work. `pinned`
+    batches go to a GPU without the host waiting for the copy.
+    """
 
     def __init__(
         self,
@@ -60,10 +65,12 @@ class Stream:
         world_size: int,
         readers: Sequence[Any] | None = None,
         prefetch: int = 2,
+        pinned: bool = False,
     ) -> None:
-        self.spec, self.rank, self.world_size = spec, rank, world_size
-        self._readers, self._prefetch = readers, prefetch
-        self._maker = BlockMaker(spec)
+        self.spec, self.rank, self.world_size, self._pinned = spec, rank, world_size, pinned
+        self._readers = readers
+        self._maker = BlockMaker(spec, readers=len(readers or ()))
+        self._prefetch = max(prefetch, self._maker.stripe * len(readers) if readers and len(readers) > 1 else 0)
         self.rows = self._maker.rows
         """Labeled rows of an epoch over all ranks."""
         self.steps = self._maker.steps
@@ -88,7 +95,7 @@ class Stream:
 
         ahead: deque[Any] = deque()
         for block in blocks:
-            reader = self._readers[self._maker.reader_of(block, len(self._readers))]
+            reader = self._readers[self._maker.reader_of(block)]
             ahead.append(reader.part.remote(epoch, block, self.rank, self.world_size))
             if len(ahead) > self._prefetch:
                 yield ray.get(ahead.popleft())
@@ -97,9 +104,8 @@ class Stream:
 
     def _batches(self, part: dict[str, np.ndarray], steps: range, start_step: int) -> Iterator[Batch]:
         k = self.spec.unlabeled_per_row
-        user, item, label = (_tensor(part[name]) for name in ("user", "item", "label"))
-        label = label.to(torch.float32)
-        unlabeled = [_tensor(part[name]) for name in ("unlabeled_user", "unlabeled_item")] if k else None
+        user, item, label = (self._tensor(part[name]) for name in ("user", "item", "label"))
+        unlabeled = [self._tensor(part[name]) for name in ("unlabeled_user", "unlabeled_item")] if k else None
         at = 0
         for step in steps:
             rows = self._maker.rows_of_step(step)
@@ -117,25 +123,30 @@ class Stream:
                 )
             at = end
 
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        """A column of a block: labels (int8) as float32, ids as int64."""
+        # astype copies: memory shared by Ray's object store is read-only, and torch would warn.
+        tensor = torch.from_numpy(values.astype(np.float32 if values.dtype == np.int8 else np.int64))
+        # Batches are slices of it: pinned once per block.
+        return tensor.pin_memory() if self._pinned else tensor
 
-def _tensor(values: np.ndarray) -> torch.Tensor:
-    # astype copies: memory shared by Ray's object store is read-only, and torch would warn.
-    return torch.from_numpy(values.astype(np.int64))
 
+def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> list[Any]:
+    """`count` Ray actors that read shards and sample; the rank's `Stream` takes them as `readers`.
 
-def ray_readers(spec: StreamSpec, count: int, num_cpus: float = 0.0) -> list[Any]:
-    """`count` Ray actors that read shards and sample next to the data; the rank's `Stream` takes them as `readers`.
-
-    Several readers that sample share the observed pairs: as many actors more hold a part of them each. What an actor
-    returns depends on its arguments alone, so Ray may restart it and repeat a call at any time.
+    They are divided over `nodes` (Ray's ids): those of the ranks, which see the data and get the blocks. Elsewhere,
+    such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. Several readers that
+    sample share the observed pairs: as many actors more hold a part of them each. What an actor returns depends on its
+    arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # The block maker itself is the actor: its module does not import torch, so a reader starts fast and stays small.
-    reader = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(
-        BlockMaker
-    )
+    reader = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(BlockMaker)
+    places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes] or ["SPREAD"]
+    placed = itertools.islice(itertools.cycle(places), count)
     parts = []
     if spec.samples and count > 1:
-        parts = sampler_parts(spec.path, count, spec.sampler_seed, spec.unlabeled.popularity, num_cpus)
-    return [reader.remote(spec, parts) for _ in range(count)]
+        parts = sampler_parts(spec.path, count, spec.sampler_seed, spec.unlabeled.popularity, 0.0)
+    return [reader.options(scheduling_strategy=place).remote(spec, parts, count) for place in placed]

@@ -23,7 +23,9 @@ _LOG = logging.getLogger(__name__)
 _BLOCK_ROWS = 262_144
 """Labeled and unlabeled rows of a block together, unless one step alone has more."""
 _KEPT_BLOCKS = 6
-"""Ranks ask for the same block within `prefetch` blocks of each other; a block asked for later is made again."""
+"""Ranks ask for the same block a few blocks apart; a block asked for later is made again."""
+_AHEAD_BLOCKS = 128
+"""Blocks that are made ahead by all readers together, at most, so that every reader has something to do."""
 _MIX_BITS = 20
 
 
@@ -71,15 +73,22 @@ def rank_rows(rows: int, rank: int, world_size: int) -> tuple[int, int]:
 class BlockMaker:
     """Makes blocks of a stream: a pure function of (spec, epoch, block), with the last few kept for other ranks."""
 
-    def __init__(self, spec: StreamSpec, sampler_parts: Sequence[Any] = ()) -> None:
-        """`sampler_parts` are actors that hold the observed pairs; without them this process does, if it samples."""
-        self.spec, self._sampler_parts = spec, sampler_parts
+    def __init__(self, spec: StreamSpec, sampler_parts: Sequence[Any] = (), readers: int = 1) -> None:
+        """`sampler_parts` are actors that hold the observed pairs; without them this process does, if it samples.
+
+        `readers` is the number of block makers that share the blocks of the stream.
+        """
+        self.spec, self._sampler_parts, self.readers = spec, sampler_parts, max(1, readers)
         self.dataset = Dataset.open(spec.path, verify="fast")
         self._labeled = ShuffledRows(self.dataset, spec.splits, spec.seed, spec.window_rows)
         self.rows = self._labeled.rows
         self.steps = -(-self.rows // spec.batch_size)
         self.steps_per_block = max(1, _BLOCK_ROWS // (spec.batch_size * (1 + spec.unlabeled_per_row)))
         self.blocks = -(-self.steps // self.steps_per_block)
+        self._block_rows = self.steps_per_block * spec.batch_size
+        self._per_window = max(1, -(-spec.window_rows // self._block_rows))
+        self.stripe = min(self._per_window, max(1, _AHEAD_BLOCKS // self.readers))
+        """Consecutive blocks that one reader makes: those of a window, which it reads once, if they are few."""
         self._exposures: ShuffledRows | None = None
         self._sampler: Sampler | PartedSampler | None = None
         self._kept: OrderedDict[tuple[int, int], dict[str, np.ndarray]] = OrderedDict()
@@ -90,10 +99,13 @@ class BlockMaker:
         """Labeled rows of a step over all ranks."""
         return min(self.spec.batch_size, self.rows - step * self.spec.batch_size)
 
-    def reader_of(self, block: int, readers: int) -> int:
-        """Which reader makes a block: blocks of one window go to one reader, which reads it once."""
-        window = block * self.steps_per_block * self.spec.batch_size // self.spec.window_rows
-        return window % readers
+    def reader_of(self, block: int) -> int:
+        """Which reader makes a block: readers take turns, each with a stripe of blocks of one window."""
+        if self._per_window == 1:
+            return block % self.readers
+        window, inside = divmod(block * self._block_rows, self.spec.window_rows)
+        stripes = -(-self._per_window // self.stripe)
+        return (window * stripes + inside // self._block_rows // self.stripe) % self.readers
 
     def part(self, epoch: int, block: int, rank: int, world_size: int) -> dict[str, np.ndarray]:
         """A rank's rows of a block: `user`, `item`, `label`, and `unlabeled_user`, `unlabeled_item` if asked for."""
@@ -117,7 +129,7 @@ class BlockMaker:
         kept = self._kept.get((epoch, block))
         if kept is None:
             kept = self._kept[epoch, block] = self._make(epoch, block)
-            if len(self._kept) > _KEPT_BLOCKS:
+            if len(self._kept) > max(_KEPT_BLOCKS, self.stripe + 2):
                 self._kept.popitem(last=False)
         return kept
 

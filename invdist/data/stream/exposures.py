@@ -32,28 +32,14 @@ class ExposurePairs:
         self.dataset = dataset
         self.rows = sum(dataset.rows[split] for split in splits)
         """Exposures over all ranks."""
-        group_rows = dataset.manifest["row_group_rows"]
-        groups = [
-            (shard["file"], number)
-            for split in splits
-            for shard in dataset.shards(split)
-            for number in range(-(-shard["rows"] // group_rows))
-        ]
+        groups = dataset.row_groups(splits)
         self._mine = groups[rank::world_size]
-        self._per_batch = max(1, batch_rows // group_rows)
+        self._per_batch = max(1, batch_rows // dataset.manifest["row_group_rows"])
         self.steps = -(-len(groups[::world_size]) // self._per_batch)
 
     def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Users and items (int64) of this rank's exposures, `steps` times."""
         for step in range(self.steps):
             groups = self._mine[step * self._per_batch : (step + 1) * self._per_batch]
-            by_file: dict[str, list[int]] = {}
-            for file, number in groups:
-                by_file.setdefault(file, []).append(number)
-            user, item = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-            for file, numbers in by_file.items():
-                with self.dataset.parquet(file) as parquet:
-                    table = parquet.read_row_groups(numbers, columns=["user", "item"])
-                user.append(table["user"].to_numpy())
-                item.append(table["item"].to_numpy())
-            yield np.concatenate(user).astype(np.int64), np.concatenate(item).astype(np.int64)
+            user, item = self.dataset.read_groups(groups, ["user", "item"])
+            yield user.astype(np.int64), item.astype(np.int64)

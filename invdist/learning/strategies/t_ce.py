@@ -10,6 +10,8 @@ from torch import Tensor
 
 from invdist.config.fields import Count, Section, Share
 from invdist.config.registry import STRATEGIES
+from invdist.data.stream.blocks import rank_rows
+from invdist.embeddings import row_moves
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.exchange import Exchange
 from invdist.learning.losses import log_loss
@@ -41,8 +43,11 @@ class TruncatedLogLoss(Strategy):
     def step(self, phase: Phase, batch: Batch, exchange: Exchange) -> Record:
         share = self.drop.next()
 
-        def kept(logits: Tensor) -> Tensor:
+        def kept(logits: Tensor) -> Tensor | tuple[Tensor, Tensor]:
             losses = log_loss(logits, batch.label)
+            if not row_moves.reads_are_free(losses.device):
+                worst = largest_on_device(losses.detach(), batch.label > 0.5, share, self.model.comm, batch.global_rows)
+                return losses.masked_fill(worst, 0.0), (~worst).sum()
             positive = (batch.label > 0.5).nonzero().view(-1)
             worst = globally_largest(losses.detach()[positive], share, self.model.comm)
             keep = torch.ones(len(losses), dtype=torch.bool, device=losses.device)
@@ -78,3 +83,24 @@ def globally_largest(values: Tensor, share: float, comm: Comm) -> Tensor:
     everyone = comm.all_to_all(top[:mine].repeat(comm.size), [mine] * comm.size, offered).wait()
     places = everyone.argsort(descending=True, stable=True)[:chosen] - sum(offered[: comm.rank])
     return index[places[(places >= 0) & (places < mine)]]
+
+
+def largest_on_device(values: Tensor, among: Tensor, share: float, comm: Comm, global_rows: int) -> Tensor:
+    """What `globally_largest` finds of `values[among]`, as a mask of `values`, and without a value read by the host.
+
+    Ranks have their shares of `global_rows` values (`rank_rows`), and each sends as many as could be among the largest.
+    """
+    most = math.floor(share * global_rows + 1e-9)
+    none = torch.zeros_like(among)
+    if most == 0:
+        return none
+    parts = [rank_rows(global_rows, rank, comm.size) for rank in range(comm.size)]
+    offered = [min(most, high - low) for low, high in parts]
+    mine, start = offered[comm.rank], sum(offered[: comm.rank])
+    total = comm.all_reduce(among.sum(dtype=torch.float64)).wait()
+    top, index = values.masked_fill(~among, -torch.inf).sort(descending=True, stable=True)
+    everyone = comm.all_to_all(top[:mine].repeat(comm.size), [mine] * comm.size, offered).wait()
+    order = everyone.argsort(descending=True, stable=True)
+    place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+    chosen = place[start : start + mine] < torch.floor(share * total + 1e-9)
+    return none.index_copy_(0, index[:mine], chosen)

@@ -2,6 +2,8 @@
 
 A *tensor* is a whole one (a table, a weight), whichever ranks held it. Its *parts* are the rectangles that were
 written, each one tensor of one file. So a checkpoint does not depend on how many ranks wrote it, nor on sharding.
+
+A *delta* names a full checkpoint beside it, its `base`, and has only those rows of the tables that changed since.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from invdist.runtime.errors import UserError
 from invdist.runtime.files import is_plain_name
 
 MANIFEST = "manifest.json"
-VERSION = 1
+VERSION, DELTA_VERSION = 1, 2
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -67,6 +69,7 @@ def _plain(name: str) -> str:
 
 Size = Annotated[int, Ge(0), Le(1 << 48)]  # beyond any count of rows or bytes, well inside 64 bits
 FileName = Annotated[str, AfterValidator(_plain)]
+Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Entry(BaseModel):
@@ -96,12 +99,29 @@ class Part(_Entry):
     columns: Size
 
 
+class ChangedRows(_Entry):
+    """Rows of a tensor seen as a matrix that differ from the base: tensor `key` of `file`.
+
+    Their row numbers, ascending, are tensor `index` of the same file.
+    """
+
+    file: str
+    key: str
+    index: str
+    rows: Size
+    column: Size
+    columns: Size
+
+
 class TensorEntry(_Entry):
-    """A whole tensor: the parts cover it exactly."""
+    """A whole tensor: the parts cover it exactly, or `changed` says which rows of the base's tensor are replaced."""
 
     dtype: Literal[*DTYPES]  # pyright: ignore[reportInvalidTypeForm]
     shape: Annotated[tuple[Size, ...], Field(max_length=8)]
     parts: tuple[Part, ...]
+    changed: tuple[ChangedRows, ...] | None = None
+    multiplier: Annotated[int, Ge(1), Le(1 << 48)] = 1
+    """Row `id` of the tensor is stored as row `id * multiplier % rows` (`Layout.multipliers`)."""
 
     @property
     def rows(self) -> int:
@@ -113,7 +133,7 @@ class TensorEntry(_Entry):
         """Columns of the tensor seen as a matrix."""
         return math.prod(self.shape[1:])
 
-    def part_shape(self, part: Part) -> tuple[int, ...]:
+    def part_shape(self, part: Part | ChangedRows) -> tuple[int, ...]:
         """The shape that a part has in its file."""
         if not self.shape:
             return ()
@@ -122,6 +142,13 @@ class TensorEntry(_Entry):
     @model_validator(mode="after")
     def _check_cover(self) -> Self:
         """The parts are stripes of columns, each cut into rows, without a gap or an overlap."""
+        if self.multiplier > 1 and (self.rows * self.multiplier > 1 << 62 or math.gcd(self.multiplier, self.rows) > 1):
+            raise ValueError(f"rows of shape {list(self.shape)} cannot be spread by {self.multiplier}")
+        if self.changed is not None:
+            inside = all(c.rows <= self.rows and c.column + c.columns <= self.columns for c in self.changed)
+            if self.parts or not inside:
+                raise ValueError(f"changed rows do not fit shape {list(self.shape)}")
+            return self
         if self.rows * self.columns == 0:
             return self
         stripes: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -136,7 +163,14 @@ class FileEntry(_Entry):
     """What a file must be."""
 
     bytes: Size
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Checksum
+
+
+class Base(_Entry):
+    """The full checkpoint that a delta needs: the name of its folder, beside the delta's, and its manifest's hash."""
+
+    name: FileName
+    sha256: Checksum
 
 
 class Manifest(_Entry):
@@ -156,6 +190,8 @@ class Manifest(_Entry):
     tables: tuple[Table, ...]
     files: dict[FileName, FileEntry]
     tensors: dict[str, TensorEntry]
+    base: Base | None = None
+    """The full checkpoint that this delta needs; None: this is a full one."""
 
     @property
     def position(self) -> Position:
@@ -165,7 +201,9 @@ class Manifest(_Entry):
     @model_validator(mode="after")
     def _check_files(self) -> Self:
         for name, tensor in self.tensors.items():
-            for part in tensor.parts:
+            if tensor.changed is not None and self.base is None:
+                raise ValueError(f"tensors.{shown(name)}: changed rows, but no base that has the others")
+            for part in (*tensor.parts, *(tensor.changed or ())):
                 if part.file not in self.files:
                     raise ValueError(f"tensors.{shown(name)}: {shown(part.file)} is not among the files")
                 # What a file cannot hold is refused before memory is allocated for it.
@@ -182,7 +220,9 @@ class Manifest(_Entry):
 
 def dump(content: Mapping[str, Any]) -> bytes:
     """The JSON of a manifest with the fields of `Manifest` as plain data."""
-    return json.dumps({"format": _FORMAT, "version": VERSION, **content}, separators=(",", ":")).encode()
+    spread = any("multiplier" in tensor for tensor in content["tensors"].values())
+    version = DELTA_VERSION if content.get("base") or spread else VERSION
+    return json.dumps({"format": _FORMAT, "version": version, **content}, separators=(",", ":")).encode()
 
 
 def parse(text: bytes, where: str) -> Manifest:
@@ -193,10 +233,10 @@ def parse(text: bytes, where: str) -> Manifest:
         raise DamagedCheckpoint(f"{where} is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise DamagedCheckpoint(f"{where} does not describe an invdist checkpoint")
-    if content.get("version") != VERSION:
+    if content.get("version") not in (VERSION, DELTA_VERSION):
         raise UserError(
-            f"{where}: version {shown(content.get('version'))}, but this invdist reads version {VERSION}; "
-            "resume with the invdist that wrote it"
+            f"{where}: version {shown(content.get('version'))}, but this invdist reads versions {VERSION} and "
+            f"{DELTA_VERSION}; resume with the invdist that wrote it"
         )
     try:
         return Manifest.model_validate_json(text)

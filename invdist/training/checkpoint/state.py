@@ -25,6 +25,8 @@ from invdist.runtime.errors import UserError
 from invdist.training.checkpoint.manifest import DTYPE_NAMES, DTYPES, DamagedCheckpoint
 from invdist.training.checkpoint.reader import CheckpointInfo
 
+_CHANGED_BYTES = 32 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
@@ -36,17 +38,26 @@ class TensorSlice:
     values: Tensor
     row: int = 0
     column: int = 0
+    index: Tensor | None = None
+    """The rows that `values` has, of those that changed since the base; None: all from `row` on."""
+    multiplier: int = 1
+    """Rows are stored by place: see `Layout.multipliers`."""
 
 
-def slices_to_save(model: Recommender, strategy: Strategy) -> Iterator[TensorSlice]:
-    """What this rank writes. Over all ranks every tensor is covered exactly once."""
+def slices_to_save(model: Recommender, strategy: Strategy, changed: Tensor | None = None) -> Iterator[TensorSlice]:
+    """What this rank writes. Over all ranks every tensor is covered exactly once.
+
+    With `changed` (bool by local row) only those rows of the tables.
+    """
     # `state` may communicate: it is called here, on every rank, not when the first slice is asked for.
-    return _slices(model, strategy, dict(strategy.state()))
+    return _slices(model, strategy, dict(strategy.state()), changed)
 
 
-def _slices(model: Recommender, strategy: Strategy, replicated: dict[str, Tensor]) -> Iterator[TensorSlice]:
+def _slices(
+    model: Recommender, strategy: Strategy, replicated: dict[str, Tensor], changed: Tensor | None
+) -> Iterator[TensorSlice]:
     rank = model.comm.rank
-    yield from table_slices(model.rows)
+    yield from table_slices(model.rows) if changed is None else _changed_slices(model.rows, changed)
     for name, (first, values) in strategy.sharded_state().items():
         yield TensorSlice(f"sharded/{name}", _by_user(strategy, values), values, first)
     yield from (_whole(name, state) for name, state in _random_states(rank, model.device).items())
@@ -61,7 +72,21 @@ def table_slices(rows: EmbeddingStore) -> Iterator[TensorSlice]:
     """What this rank writes of sharded tables and their optimizer state."""
     for each in _shard_slices(rows):
         first, end = each.written
-        yield TensorSlice(each.name, each.shape, each.values[first:end], each.shard.row + first, each.column)
+        values, row = each.values[first:end], each.shard.row + first
+        yield TensorSlice(each.name, each.shape, values, row, each.column, multiplier=each.multiplier)
+
+
+def _changed_slices(rows: EmbeddingStore, changed: Tensor) -> Iterator[TensorSlice]:
+    """What this rank writes of the changed rows, a bounded number of them at a time: each slice is a copy."""
+    for each in _shard_slices(rows):
+        first, end = each.written
+        start = each.shard.base + first
+        found = changed[start : start + end - first].nonzero().view(-1) + first
+        some = max(1, _CHANGED_BYTES // max(1, each.values[:1].nbytes))
+        for places in found.split(some):  # at least one slice, if an empty one: every tensor has its entry
+            index = places + each.shard.row
+            values = each.values.index_select(0, places)
+            yield TensorSlice(each.name, each.shape, values, 0, each.column, index, each.multiplier)
 
 
 class RowSource(Protocol):
@@ -70,18 +95,22 @@ class RowSource(Protocol):
     renumbered: dict[str, Tensor]
     """By table the present index of each id of the checkpoint, -1 if it is gone."""
 
-    def fill(self, name: str, table: str, values: Tensor, row: int = 0, column: int = 0) -> None:
-        """Fills `values`, the rows of a table from `row` on, with those of the tensor `name`, from `column` on."""
+    def fill(self, name: str, table: str, values: Tensor, row: int = 0, column: int = 0, multiplier: int = 1) -> None:
+        """Fills `values`, the rows of a table from `row` on, with those of the tensor `name`, from `column` on.
+
+        Rows are counted by place, if tables have a `multiplier` (`Layout.multipliers`).
+        """
         ...
 
 
 def restore_tables(checkpoint: CheckpointInfo, rows: EmbeddingStore, by_id: RowSource | None = None) -> None:
     """Fills sharded tables and their optimizer state, at any number of ranks and any sharding."""
     for each in _shard_slices(rows):
+        place = (each.shard.row, each.column, each.multiplier)
         if by_id is None:
-            _fill(checkpoint, each.name, each.values, each.shard.row, each.column)
+            _fill(checkpoint, each.name, each.values, *place)
         else:
-            by_id.fill(each.name, each.shard.table, each.values, each.shard.row, each.column)
+            by_id.fill(each.name, each.shard.table, each.values, *place)
     rows.optimizer.steps = checkpoint.manifest.optimizer_steps
 
 
@@ -112,9 +141,11 @@ def restore(checkpoint: CheckpointInfo, model: Recommender, strategy: Strategy, 
     _load_random_state(checkpoint, model)
 
 
-def _fill(checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0) -> None:
+def _fill(
+    checkpoint: CheckpointInfo, name: str, values: Tensor, row: int, column: int = 0, multiplier: int = 1
+) -> None:
     if len(values):
-        checkpoint.read_into(name, values.view(len(values), -1), row, column)
+        checkpoint.read_into(name, values.view(len(values), -1), row, column, multiplier)
 
 
 def _by_user(strategy: Strategy, values: Tensor) -> tuple[int, ...]:
@@ -135,6 +166,7 @@ class _ShardSlice:
     values: Tensor
     written: tuple[int, int]
     """The range of its rows that this rank writes; if tables are replicated, other ranks write the others."""
+    multiplier: int
 
 
 def _shard_slices(rows: EmbeddingStore) -> Iterator[_ShardSlice]:
@@ -149,6 +181,7 @@ def _shard_slices(rows: EmbeddingStore) -> Iterator[_ShardSlice]:
                 column=shard.column if by_column else 0,
                 values=local_rows[shard.base : shard.base + shard.rows],
                 written=_written(rows, shard, by_column),
+                multiplier=rows.layout.multipliers.get(table.name, 1),
             )
 
 

@@ -4,6 +4,9 @@ A checkpoint is written into `step-000000123.partial/`; when all ranks are done,
 renames the folder to `step-000000123/`. An object store (`s3://`) cannot rename a folder: there the files are
 written in their final place, and the manifest, written last, commits them. Either way a folder without a manifest is
 not a checkpoint.
+
+With `deltas` a save between epochs holds only the table rows that changed since the last full checkpoint, its base. A
+base is kept as long as a checkpoint needs it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Strategy
@@ -27,13 +33,16 @@ from invdist.runtime.files import Folder, describe_os_error
 from invdist.training.checkpoint.folder import COMMITTED, CheckpointFolder, best_first, folder_name
 from invdist.training.checkpoint.manifest import MANIFEST, DamagedCheckpoint, Position, dump, parse
 from invdist.training.checkpoint.ranks import Ranks
-from invdist.training.checkpoint.reader import CheckpointInfo
+from invdist.training.checkpoint.reader import CheckpointInfo, checksum_of
 from invdist.training.checkpoint.state import RowSource, TensorSlice, restore, slices_to_save, table_slices
 from invdist.training.checkpoint.writer import Snapshot, merge, write_slices
 
 _log = logging.getLogger(__name__)
 _PARTIAL = ".partial"
+_MOST_THREADS = 8
 _LEFTOVER = re.compile(r"step-\d{9,15}(\.old)?\.partial")
+_FULL_SHARE = 0.5
+"""A delta with more of the table rows than this is saved as a full checkpoint."""
 _SHARE = "the folder must be on a filesystem that all ranks share"
 
 
@@ -42,7 +51,8 @@ class CheckpointStore(CheckpointFolder):
 
     Every rank creates one at the same time and calls `save`, `wait` and `load` in step with the others. Larger metrics
     are better. The `keep_last` newest and the `keep_best` best checkpoints are kept, the others removed.
-    A save fails if a rank finishes its files more than `timeout_s` after another.
+    A save fails if a rank finishes its files more than `timeout_s` after another. With `deltas` only the first
+    checkpoint, those with a metric, and those for which most rows changed are full.
     """
 
     def __init__(
@@ -53,9 +63,12 @@ class CheckpointStore(CheckpointFolder):
         keep_last: int = 2,
         keep_best: int = 1,
         asynchronous: bool = True,
+        deltas: bool = False,
         timeout_s: float = 1800.0,
     ) -> None:
         super().__init__(folder)
+        self.deltas, self._base = deltas, ""
+        self._threads = min(torch.get_num_threads(), _MOST_THREADS)  # asked here: another thread has another number
         self.keep_last, self.keep_best, self.asynchronous = max(1, keep_last), keep_best, asynchronous
         self._ranks = Ranks(comm, timeout_s)
         self._snapshot = Snapshot()
@@ -77,14 +90,33 @@ class CheckpointStore(CheckpointFolder):
         First waits for the previous save and raises its failure, if any. A checkpoint of the same step is replaced.
         """
         self.wait()
+        changed = self._changed(model.rows, metric) if self.deltas else None
         head = self._head(model.rows, type(strategy).__name__, position, extra, metric)
+        if changed is not None:
+            head["base"] = {"name": self._base}
+        else:
+            self._base = ""
+        slices = slices_to_save(model, strategy, changed)
         if self.asynchronous:
-            copies = self._snapshot.take(slices_to_save(model, strategy))
+            copies = self._snapshot.take(slices)
             self._writing = threading.Thread(target=self._write, args=(head, copies), name="checkpoint", daemon=True)
             self._writing.start()
         else:
-            self._write(head, slices_to_save(model, strategy))
+            self._write(head, slices)
             self.wait()
+        if self.deltas and changed is None:
+            model.rows.track()
+
+    def _changed(self, rows: EmbeddingStore, metric: float | None) -> Tensor | None:
+        """Which local rows changed since the base, if a delta is to be saved; None for a full checkpoint."""
+        if not self._base or metric is not None or rows.changed is None:
+            return None
+        base = self.folder.child(self._base)
+        there = self._ranks.rank > 0 or _attempt(lambda: MANIFEST in base.files()).get("result", False)
+        counts = {"there": there, "changed": int(rows.changed.sum()), "rows": len(rows.changed)}
+        ranks = self._ranks.gather(counts)
+        share = sum(rank["changed"] for rank in ranks) / max(1, sum(rank["rows"] for rank in ranks))
+        return rows.changed if share <= _FULL_SHARE and all(rank["there"] for rank in ranks) else None
 
     def save_tables(self, rows: EmbeddingStore, step: int, extra: dict[str, Any]) -> None:
         """Saves sharded tables alone, as the checkpoint of a step; returns when it is committed."""
@@ -136,6 +168,7 @@ class CheckpointStore(CheckpointFolder):
             failure = f"the ranks lost each other: {error}"
             kind = RuntimeError  # for Ray to fix, by a restart of the ranks
         if failure is None:
+            self._base = name if self.deltas and "base" not in head else self._base
             return
         if self._ranks.rank == 0:
             _attempt(target.remove)
@@ -174,7 +207,7 @@ class CheckpointStore(CheckpointFolder):
     def _write_mine(self, target: Folder, written: Iterable[TensorSlice]) -> dict[str, Any]:
         if self.folder.local and _name(target) not in self.folder.folders():
             raise UserError(f"{target}, created by rank 0, is not there; {_SHARE}")
-        return write_slices(target, self._ranks.rank, written)
+        return write_slices(target, self._ranks.rank, written, self._threads)
 
     def _commit(self, target: Folder, name: str, content: dict[str, Any]) -> None:
         """Writes the manifest and gives the folder its name; then removes old checkpoints."""
@@ -182,6 +215,9 @@ class CheckpointStore(CheckpointFolder):
         for file, entry in content["files"].items():
             if sizes.get(file) != entry["bytes"]:
                 raise UserError(f"{file}, written by another rank, is not visible to rank 0; {_SHARE}")
+        if "base" in content:
+            base = content["base"]["name"]
+            content["base"]["sha256"] = checksum_of(self.folder.child(base))
         text = dump(content)
         parse(text, MANIFEST)
         with target.create(MANIFEST) as file:
@@ -200,11 +236,12 @@ class CheckpointStore(CheckpointFolder):
         """Removes all but the newest and the best; later ones than `step` belong to a run that was rolled back."""
         present = [info for info in self.intact() if info.step <= step]
         kept = present[-self.keep_last :] + best_first(present)[: self.keep_best]
+        needed = {info.base.step for info in kept if info.base is not None}
         for later in self.steps():
             if later > step:
                 self._set_aside(folder_name(later))
-        for info in present:
-            if info not in kept:
+        for info in reversed(present):  # a delta before its base
+            if info not in kept and info.step not in needed:
                 self._discard(info.folder)
 
     def _discard(self, folder: Folder) -> None:
@@ -246,6 +283,7 @@ class CheckpointStore(CheckpointFolder):
         a checkpoint of another model is an error either way. `by_id`: see `restore`.
         """
         self.wait()
+        self._base = ""  # of rows that are no longer there
         older = [other for other in reversed(self.intact()) if other.step < info.step] if fallback else []
         for candidate in [info, *older]:
             outcome = _attempt(lambda candidate=candidate: restore(candidate, model, strategy, by_id))
