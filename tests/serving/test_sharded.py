@@ -1,12 +1,7 @@
-"""Commands with sharded tables write what they write with whole ones, byte by byte, also when workers are killed."""
+"""Commands with sharded tables write what they write with whole ones, byte by byte."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -110,47 +105,6 @@ def test_an_export_is_copied_piece_by_piece(run_of: Callable[[str], Path], tmp_p
         model = open_run(run_of(kind)).model
         expected = model(torch.from_numpy(user), torch.from_numpy(item))
         torch.testing.assert_close(program(*rows), expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_killed_workers_lose_and_double_nothing(
-    run_of: Callable[[str], Path],
-    ray_cluster: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A worker is killed at the start of every command, one while slices are read, and others at random moments."""
-    run = run_of("gmf")
-    _pairs(tmp_path)
-    with choice.sharded(find_run(run), 2) as group:
-        monkeypatch.setattr(choice, "sharded", lambda run, workers: nullcontext(group))
-        source, killed, over = random.Random(0), 0, threading.Event()
-
-        def kill() -> None:
-            nonlocal killed
-            while not over.is_set():
-                pids = list(group.everywhere(_pid))
-                with pytest.raises(ProcessLookupError) if not pids else nullcontext():
-                    os.kill(source.choice(pids), signal.SIGKILL)
-                    killed += 1
-                over.wait(source.uniform(0.2, 2.0))
-
-        for command in ("score", "annotate", "recommend", "evaluate"):
-            whole = _run(command, run, "whole", tmp_path, capsys)
-            over.clear()
-            killer = threading.Thread(target=kill)
-            killer.start()
-            time.sleep(0.3)
-            found = _run(command, run, "sharded", tmp_path, capsys)
-            over.set()
-            killer.join()
-            assert found == whole, command
-        assert killed >= 4
-
-
-def _pid(worker: object) -> int:
-    return os.getpid()
 
 
 def test_tables_are_cut_into_equal_ranges() -> None:
