@@ -101,7 +101,8 @@ def test_every_kind_of_model_becomes_a_program(tiny_data: Path, tmp_path: Path, 
     assert exported.state_dict["user"].shape == (200, model.backbone.columns + model.backbone.frozen_columns)
     program = exported.module()
     user, item = (model.user.new_tensor(values).long() for values in ([0, 7, 199], [299, 3, 3]))
-    np.testing.assert_array_equal(program(user, item).numpy(), logits(model, user.numpy(), item.numpy()))
+    # Called alike: the last bits of `logits`, which pads pairs to tiles, may be others.
+    np.testing.assert_array_equal(program(user, item).numpy(), model(user, item).numpy())
 
 
 def test_an_export_is_not_overwritten(exported: Path, trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
