@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from invdist.data.stream.blocks import BlockMaker, StreamSpec, UnlabeledSpec, rank_rows
-from invdist.data.stream.sampler_parts import sampler_parts
 
 __all__ = ["Batch", "Stream", "StreamSpec", "UnlabeledSpec", "ray_readers"]
 
@@ -135,9 +134,8 @@ def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> list
     """`count` Ray actors that read shards and sample; the rank's `Stream` takes them as `readers`.
 
     They are divided over `nodes` (Ray's ids): those of the ranks, which see the data and get the blocks. Elsewhere,
-    such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. Several readers that
-    sample share the observed pairs: as many actors more hold a part of them each. What an actor returns depends on its
-    arguments alone, so Ray may restart it and repeat a call at any time.
+    such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. What an actor
+    returns depends on its arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -146,7 +144,4 @@ def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> list
     reader = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(BlockMaker)
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes] or ["SPREAD"]
     placed = itertools.islice(itertools.cycle(places), count)
-    parts = []
-    if spec.samples and count > 1:
-        parts = sampler_parts(spec.path, count, spec.sampler_seed, spec.unlabeled.popularity, 0.0)
-    return [reader.options(scheduling_strategy=place).remote(spec, parts, count) for place in placed]
+    return [reader.options(scheduling_strategy=place).remote(spec, (), count) for place in placed]
