@@ -36,9 +36,8 @@ def _textbook(data: Path, split: str, most_labels: int | None = None) -> float:
     def log_odds(column: int, index: int) -> np.float32:
         labels = [row[2] for row in rows if row[column] == index]
         p = (sum(labels) + 10 * overall) / (len(labels) + 10)
-        return float(
-            np.float32(np.log(p / (1 - p)))
-        )  # users with few labels have many ties, which rounding must not break
+        # Users with few labels have many ties, which rounding must not break.
+        return np.float32(np.log(p / (1 - p)))
 
     held_out = dataset.read(split).to_pandas()
     if most_labels is not None:
