@@ -39,7 +39,7 @@ def train_here(data: Path, run: Path, *overrides: str) -> Path:
     folder = run_folder.create(config, Dataset.open(str(data)))
     with single_rank():
         Trainer(config, folder, device=torch.device("cpu")).fit()
-    return folder
+    return Path(str(folder))
 
 
 @contextmanager

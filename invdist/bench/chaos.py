@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         for name in ("disturbed", "undisturbed"):
             overrides = [f"data.path={data}", f"training.epochs={epochs}", f"runs={folder}", f"name={name}"]
             config = configs.from_mapping(_SETTINGS, overrides)
-            runs[name] = run_folder.create(config, dataset)
+            runs[name] = Path(str(run_folder.create(config, dataset)))
             with killer.watching(runs[name]) if name == "disturbed" else contextlib.nullcontext():
                 ray_backend.fit(config, runs[name])
         rows = dataset.rows["train"] + dataset.rows["training_test"]

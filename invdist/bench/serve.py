@@ -92,7 +92,7 @@ def train(folder: Path, model: str, data: str | None) -> Path:
     trained = run_folder.create(config, Dataset.open(data))
     with single_rank():
         Trainer(config, trained, device=torch.device("cpu")).fit()
-    return trained
+    return Path(str(trained))
 
 
 def newest_checkpoint(run: Path) -> Path:

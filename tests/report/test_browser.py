@@ -51,7 +51,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         {"event": "start"},
         {"event": "final", "method": "means", "model": "gmf", "test": metrics(0.75, 2000)},
     ]
-    return write_report(run, [other, write_run(folder / "means", floor, method="means")]).as_uri()
+    report = write_report(run, [other, write_run(folder / "means", floor, method="means")])
+    return Path(str(report)).as_uri()
 
 
 def points(page: Any, figure: str) -> int:
@@ -119,7 +120,7 @@ def test_a_script_in_a_name_does_not_run(browser: Browser, tmp_path: Path) -> No
     events[1]["phase"] = bad
     events[-1]["method"] = bad
     events.append({"event": "warning", "message": bad})
-    report = write_report(write_run(tmp_path / "run", events, note=bad))
+    report = Path(str(write_report(write_run(tmp_path / "run", events, note=bad))))
     page = browser.open(report.as_uri())
     page.wait(READY)
     assert page.evaluate("document.title") == "run · invdist"

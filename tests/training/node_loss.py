@@ -23,7 +23,7 @@ from invdist.training import ray_backend, run_folder
 def main(config_file: str) -> None:
     """Trains on two nodes of one CPU each, and removes the second once a checkpoint is there."""
     config = configs.load(config_file)
-    run = run_folder.create(config, Dataset.open(config.data.path))
+    run = Path(str(run_folder.create(config, Dataset.open(config.data.path))))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
     ray.init(cluster.address, log_to_driver=False)

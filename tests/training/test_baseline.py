@@ -33,10 +33,11 @@ def _textbook(data: Path, split: str, most_labels: int | None = None) -> float:
     rows = [row for frame in labeled for row in zip(frame.user, frame.item, frame.label, strict=True)]
     overall = (sum(label for *_, label in rows) + 1) / (len(rows) + 2)
 
-    def log_odds(column: int, index: int) -> float:
+    def log_odds(column: int, index: int) -> np.float32:
         labels = [row[2] for row in rows if row[column] == index]
         p = (sum(labels) + 10 * overall) / (len(labels) + 10)
-        return np.float32(np.log(p / (1 - p)))  # users with few labels have many ties, which rounding must not break
+        # Users with few labels have many ties, which rounding must not break.
+        return np.float32(np.log(p / (1 - p)))
 
     held_out = dataset.read(split).to_pandas()
     if most_labels is not None:

@@ -185,14 +185,14 @@ def _grown(parent: Path, run: Path, *overrides: str) -> Path:
     folder = run_folder.create(config, dataset)
     with single_rank():
         Trainer(config, folder, device=torch.device("cpu")).fit()
-    return folder
+    return Path(str(folder))
 
 
 def _resumed(run: Path, *overrides: str) -> Path:
     config, folder = run_folder.reopen(run, list(overrides))
     with single_rank():
         Trainer(config, folder, device=torch.device("cpu")).fit()
-    return folder
+    return Path(str(folder))
 
 
 _VECTORS = (

@@ -51,7 +51,7 @@ def test_two_workers_reach_the_recorded_loss(tiny_data: Path, tmp_path: Path) ->
     config = _config(tiny_data, tmp_path)
     dataset = Dataset.open(str(tiny_data))
     assert digest_of_rows(dataset) == _RECORDED_ON, "the synthetic data changed: measure the recorded losses again"
-    run = run_folder.create(config, dataset)
+    run = Path(str(run_folder.create(config, dataset)))
     ray_backend.fit(config, run)
     (start,) = _events(run, "start")
     assert (start["world_size"], start["backend"]) == (2, "gloo")
