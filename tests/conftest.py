@@ -42,6 +42,7 @@ os.environ.update(
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n`: the tests of a file stay together, for their fixtures. Those that need Ray share one, and go first."""
     if not hasattr(config, "workerinput"):
