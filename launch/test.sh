@@ -17,4 +17,4 @@ cd "$ROOT"
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m pyright --pythonpath "$PYTHON"
 # Two at a time: many tests wait for processes that start. More than two would compete with those that have ranks.
-"$PYTHON" -m pytest -n 2 --dist loadgroup --no-loadscope-reorder "$@"
+"$PYTHON" -m pytest -n 2 --dist loadscope --no-loadscope-reorder "$@"

@@ -9,7 +9,9 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -42,19 +44,27 @@ os.environ.update(
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`: the tests of a file stay together, for their fixtures; files that need Ray go first and share one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid.split("::")[0])
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n`: the tests of a file stay together, for their fixtures. Those that need Ray share one, and go first."""
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        group = "ray" if _needs_ray(item) else str(item.path.relative_to(REPOSITORY))
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: not _needs_ray(item))
+    """The order in which they are given to the workers."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _group(item.nodeid.split("::")[0]) != "ray")
 
 
-def _needs_ray(item: pytest.Item) -> bool:
-    return "ray_cluster" in getattr(item, "fixturenames", ())
+@cache
+def _group(file: str) -> str:
+    return "ray" if "ray_cluster" in (REPOSITORY / file).read_text() else file
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def test_the_second_command_lints_checks_types_and_runs_the_tests(tmp_path: Path
     (launch / "python").chmod(0o755)
     done = subprocess.run(["bash", launch / "test.sh", "-k", "one"], cwd=tmp_path, capture_output=True, text=True)
     calls = ["extra=dev", "-m ruff check .", "-m ruff format --check .", f"-m pyright --pythonpath {launch}/python"]
-    calls.append("-m pytest -n 2 --dist loadgroup --no-loadscope-reorder -k one")
+    calls.append("-m pytest -n 2 --dist loadscope --no-loadscope-reorder -k one")
     reached = {"nothing": 5, "ruff format": 3, "pyright": 4}[fails]
     assert done.stdout.splitlines() == calls[:reached]
     assert done.returncode == (0 if fails == "nothing" else 7)
