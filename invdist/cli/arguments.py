@@ -61,14 +61,13 @@ def opened(
 
     What was chosen is printed to stderr. With `whole_on_ray` workers do not mean that the tables are sharded.
     """
-    from invdist.serving.run import loaded
     from invdist.serving.sharded.choice import sharded
 
     if args.workers is not None and args.workers < 0:
         raise UserError(f"--workers {args.workers}: expected 0 or more")
-    run, whole = found(args, overrides, args.workers, whole_on_ray=whole_on_ray)
+    run, whole = found(args, overrides, args.workers, whole_on_ray=whole_on_ray, load=True)
     if whole:
-        yield loaded(run), None
+        yield run, None
         return
     with sharded(run, args.workers) as workers:
         yield workers.run, workers
@@ -78,9 +77,9 @@ def open_run(args: argparse.Namespace, overrides: list[str] | None = None) -> Tr
     """Opens the run that `add_run` asked for with whole tables, and prints its checkpoint to stderr."""
     from invdist.serving.run import find_run, loaded
 
-    run = find_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint)
+    run = loaded(find_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint))
     _print_checkpoint(run)
-    return loaded(run)
+    return run
 
 
 def found(
@@ -89,14 +88,20 @@ def found(
     workers: int | None = None,
     *,
     whole_on_ray: bool = False,
+    load: bool = False,
 ) -> tuple[TrainedRun, bool]:
-    """The run that was asked for, without its tables, and whether they should be whole; both are printed to stderr."""
-    from invdist.serving.run import find_run
+    """The run that was asked for, and whether its tables should be whole; both are printed to stderr.
+
+    With `load` whole tables are read before anything is printed: the first line about a damaged one is its error.
+    """
+    from invdist.serving.run import find_run, loaded
     from invdist.serving.sharded.choice import choose
 
     run = find_run(args.run, args.overrides if overrides is None else overrides, args.checkpoint)
-    _print_checkpoint(run)
     chosen, why = choose(run, args.tables, workers, whole_on_ray=whole_on_ray)
+    if load and chosen == "whole":
+        run = loaded(run)
+    _print_checkpoint(run)
     print(f"tables: {chosen} ({why})", file=sys.stderr, flush=True)
     return run, chosen == "whole"
 

@@ -138,7 +138,9 @@ class Dataset:
                 if start < stop:
                     raw = batch.column("raw").slice(start - at, stop - start)
                     if raw.null_count:
-                        raise UserError(f"{self.path}/{name}: raw ids are missing; expected one for each index")
+                        raise UserError(
+                            f"{self.path}/{name}: raw ids are missing; expected whole numbers or text, none missing"
+                        )
                     yield raw
                 at += len(batch)
 
