@@ -34,6 +34,7 @@ def test_weak_scaling_and_latency(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
 def test_strong_scaling_trains_by_ray(tiny_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--parts", "strong", "--data", str(tiny_data), "--epochs", "2"]
     assert bench.main(["ranks", *_SMALL, *small]) == 0
