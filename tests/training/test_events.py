@@ -124,11 +124,12 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 _PROGRAM = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from invdist.runtime.errors import UserError
 from invdist.training.events import EventLog
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
 log = EventLog(Path(sys.argv[1]), writes=True, flush_every=1000)
 for n in range(100):
     log.write("step", n=n, global_step=n)
