@@ -9,7 +9,7 @@ from typing import Any
 
 from invdist.embeddings.placement import GIB, DoesNotFit
 from invdist.planning import formulas
-from invdist.planning.formulas import Traffic
+from invdist.planning.formulas import StepTraffic
 from invdist.planning.job import FLOAT, ID, Job
 from invdist.planning.planner import Plan, make_plan
 from invdist.runtime.errors import UserError
@@ -61,8 +61,8 @@ class Estimate:
     dense: float
     working: float
     ig_added: float
-    plain_traffic: Traffic
-    ig_traffic: Traffic
+    plain_traffic: StepTraffic
+    ig_traffic: StepTraffic
     plain_step: StepTime
     ig_step: StepTime
     largest_users: int
@@ -165,7 +165,7 @@ def sweep(
     return results
 
 
-def step_time(job: Job, traffic: Traffic, inverse_gradient: bool, on_host: bool = False) -> StepTime:
+def step_time(job: Job, traffic: StepTraffic, inverse_gradient: bool, on_host: bool = False) -> StepTime:
     """Our estimate of a step: each part by its own formula. `on_host`: tables are in unified memory."""
     hardware = job.hardware
     operators = formulas.IG_OPERATORS if inverse_gradient else formulas.PLAIN_OPERATORS

@@ -27,7 +27,7 @@ PLAIN_OPERATORS, IG_OPERATORS = 150, 475
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class TableSpread:
     """How one table is spread over the ranks."""
 
     sharding: str
@@ -56,7 +56,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class StepTraffic:
     """Bytes that a rank sends in one step, by what they are, and how many collectives carry them."""
 
     ids: float = 0
@@ -89,13 +89,13 @@ def all_reduce_bytes(size: float, ranks: int) -> float:
     return 2 * size * (ranks - 1) / ranks
 
 
-def plain_traffic(job: Job, spreads: Sequence[Spread], rank: int = 0) -> Traffic:
+def plain_traffic(job: Job, spreads: Sequence[TableSpread], rank: int = 0) -> StepTraffic:
     """A log-loss step: ids out, rows in, gradients back, one dense all-reduce."""
     if job.gpus == 1:
-        return Traffic()
+        return StepTraffic()
     replicated = any(spread.sharding == "data_parallel" for spread in spreads)
     asked, asked_bytes, answered_bytes = _pieces(job, spreads, rank, job.pairs)
-    return Traffic(
+    return StepTraffic(
         ids=asked * ID + _counts(job, groups=1),
         rows=0 if replicated else answered_bytes,
         vectors=_vectors(job, spreads, rank, job.pairs),
@@ -106,17 +106,17 @@ def plain_traffic(job: Job, spreads: Sequence[Spread], rank: int = 0) -> Traffic
     )
 
 
-def ig_traffic(job: Job, spreads: Sequence[Spread], rank: int = 0) -> Traffic:
+def ig_traffic(job: Job, spreads: Sequence[TableSpread], rank: int = 0) -> StepTraffic:
     """An inverse-gradient step: ids and rows of U and V together, gradients of U, deltas of V, candidate losses,
     gradients of V, two dense all-reduces."""
     if job.gpus == 1:
-        return Traffic()
+        return StepTraffic()
     replicated = any(spread.sharding == "data_parallel" for spread in spreads)
     asked_V, asked_bytes_V, answered_bytes_V = _pieces(job, spreads, rank, job.pairs)
     asked_U, asked_bytes_U, answered_bytes_U = _pieces(job, spreads, rank, job.unlabeled)
     # Beside the losses: row counts, the annotation mean, two norms, and each rank's last choice and checksum.
     figures = job.candidates + 5 + 2 * job.gpus
-    return Traffic(
+    return StepTraffic(
         ids=(asked_V + asked_U) * ID + _counts(job, groups=2),
         rows=0 if replicated else answered_bytes_V + answered_bytes_U,
         vectors=_vectors(job, spreads, rank, job.pairs + job.unlabeled),
@@ -129,7 +129,7 @@ def ig_traffic(job: Job, spreads: Sequence[Spread], rank: int = 0) -> Traffic:
     )
 
 
-def busiest(job: Job, spreads: Sequence[Spread], inverse_gradient: bool) -> Traffic:
+def busiest(job: Job, spreads: Sequence[TableSpread], inverse_gradient: bool) -> StepTraffic:
     """The traffic of the rank that sends most: any rank if tables are row-wise, the owner of a table otherwise."""
     kind = ig_traffic if inverse_gradient else plain_traffic
     ranks = {owner for spread in spreads for owner in spread.owners} | {job.gpus - 1}
@@ -209,14 +209,14 @@ def epoch_steps(rows: int, batch: int, test_share: float) -> tuple[int, int]:
     return -(-(rows - test) // batch), -(-test // batch)
 
 
-def _pieces(job: Job, spreads: Sequence[Spread], rank: int, pairs: int) -> tuple[float, float, float]:
+def _pieces(job: Job, spreads: Sequence[TableSpread], rank: int, pairs: int) -> tuple[float, float, float]:
     """Pieces that a rank asks for, their bytes, and the bytes of those that it sends to others."""
     asked = [(spread.asked(rank, job.gpus, pairs), spread.piece_bytes) for spread in spreads]
     answered = sum(spread.answered(rank, job.gpus, pairs) * spread.piece_bytes for spread in spreads)
     return sum(count for count, _ in asked), sum(count * size for count, size in asked), answered
 
 
-def _vectors(job: Job, spreads: Sequence[Spread], rank: int, pairs: int) -> float:
+def _vectors(job: Job, spreads: Sequence[TableSpread], rank: int, pairs: int) -> float:
     """Bytes of the exposure vectors that a rank sends to others."""
     return sum(spread.answered(rank, job.gpus, pairs) for spread in spreads) * job.backbone.frozen * FLOAT
 

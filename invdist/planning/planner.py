@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from invdist.embeddings.placement import DoesNotFit, Table, make_collection, place_tables, quiet_torchrec
-from invdist.planning.formulas import Spread
+from invdist.planning.formulas import TableSpread
 from invdist.planning.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablePlan(Spread):
+class TablePlan(TableSpread):
     """The planner's decision on one table."""
 
     name: str

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from invdist.data.dataset import Dataset
 from invdist.evaluation.tables import METRICS, direction_shares, metric_title
 from invdist.study.results import Row
-from invdist.study.spec import FLOOR, Study, Table
+from invdist.study.spec import FLOOR, Study, StudyTable
 from invdist.study.statistics import paired
 
 _TIMELINE = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 """Epochs whose directions are shown."""
 
 
-def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: Dataset, metric: str, k: int) -> str:
+def markdown(study: Study, table: StudyTable, rows: Sequence[Row], dataset: Dataset, metric: str, k: int) -> str:
     """The section of one table, its rows in the order of the study, the floor last."""
     seeds = ", ".join(map(str, table.seeds or study.seeds))
     labeled = dataset.rows.get("train", 0) + dataset.rows.get("training_test", 0)
@@ -49,7 +49,7 @@ def markdown(study: Study, table: Table, rows: Sequence[Row], dataset: Dataset, 
     return "\n\n".join(part for part in parts if part)
 
 
-def _results(table: Table, rows: Sequence[Row], k: int) -> str:
+def _results(table: StudyTable, rows: Sequence[Row], k: int) -> str:
     directed = any(row.directions for row in rows)
     # Studies from before have no AUC of users with few labels.
     names = [*METRICS, *(["auc_few"] if any(row.spread("auc_few") for row in rows) else [])]

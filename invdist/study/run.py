@@ -19,7 +19,7 @@ from invdist.runtime.install import installed
 from invdist.study import figures, results, sources
 from invdist.study.markdown import markdown
 from invdist.study.space import Case, Point, cases, identity, resolve
-from invdist.study.spec import Study, Table
+from invdist.study.spec import Study, StudyTable
 from invdist.study.trial import FAILED, TESTING, TUNING, Trial, remove_checkpoints
 
 Say = Callable[[str], None]
@@ -41,7 +41,7 @@ def check(study: Study, *, resume: bool = False) -> dict[str, list[Case]]:
     return planned
 
 
-def _fitting(study: Study, table: Table, dataset: Dataset) -> list[Case]:
+def _fitting(study: Study, table: StudyTable, dataset: Dataset) -> list[Case]:
     """The cases of a table with the points that fit its data; `UserError` if no point of any case does."""
     found = cases(study, table, dataset)
     if not any(case.points for case in found):
@@ -101,16 +101,16 @@ class StudyTrials:
                 points = case.points if len(case.points) > 1 else ()
                 self._tuning[case] = [self._trial(table, case, TUNING, point, study.tuning_seed) for point in points]
 
-    def run_tuning(self, table: Table) -> None:
+    def run_tuning(self, table: StudyTable) -> None:
         """Runs the tuning trials of a table that have no result yet."""
         self._run([trial for case in self.planned[table.name] for trial in self._tuning[case]], "tuning")
 
-    def run_seeds(self, table: Table) -> None:
+    def run_seeds(self, table: StudyTable) -> None:
         """Runs the selected setting of each case over the seeds: the only runs that see test rows."""
         self.add_seeds(table)
         self._run([trial for case in self.planned[table.name] for trial in self._seeds[case]], "seeds")
 
-    def add_seeds(self, table: Table) -> None:
+    def add_seeds(self, table: StudyTable) -> None:
         """Adds the trials over seeds of every case whose setting is known."""
         for case in self.planned[table.name]:
             point = self.selected(case)
@@ -131,20 +131,20 @@ class StudyTrials:
         groups = [*self._tuning.values(), *self._seeds.values()]
         return [trial for group in groups for trial in group]
 
-    def rows(self, table: Table) -> list[results.Row]:
+    def rows(self, table: StudyTable) -> list[results.Row]:
         """The rows of a table with the results so far."""
         return [
             results.row(case, [*self._tuning[case], *self._seeds.get(case, [])], self.selected(case))
             for case in self.planned[table.name]
         ]
 
-    def metric(self, table: Table) -> tuple[str, int]:
+    def metric(self, table: StudyTable) -> tuple[str, int]:
         """The selection metric of a table, and the cut of NDCG."""
         case = next(case for case in self.planned[table.name] if case.points)
         training = resolve(self.study, table, case, case.points[0], 0, path="-").training
         return training.metric, training.ndcg_k
 
-    def _trial(self, table: Table, case: Case, role: str, point: Point, seed: int) -> Trial:
+    def _trial(self, table: StudyTable, case: Case, role: str, point: Point, seed: int) -> Trial:
         dataset = self.datasets[table.name]
         config = resolve(self.study, table, case, point, seed, path=dataset.path, test=role == TESTING)
         if config.exposures.path is None:  # beside the data sets, for all trials of all studies on them

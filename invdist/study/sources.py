@@ -14,13 +14,13 @@ from invdist.data.prepare.options import KINDS, build_options
 from invdist.data.prepare.pipeline import RULES, prepare_log
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import absolute
-from invdist.study.spec import Recipe, Source, Table
+from invdist.study.spec import Recipe, Source, StudyTable
 
 DATA_VARIABLE = "INVDIST_DATA"
 _FILES = ("valid_file", "test_file")
 
 
-def check(table: Table) -> Dataset | None:
+def check(table: StudyTable) -> Dataset | None:
     """The data set of a table that is given by path; raises `UserError` if it cannot be opened, or prepared later."""
     if table.data.prepare is None:
         return Dataset.open(str(table.data.path), verify="fast")

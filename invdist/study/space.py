@@ -17,7 +17,7 @@ from invdist.config.fields import Section
 from invdist.config.plain_yaml import parse, to_yaml
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
-from invdist.study.spec import FLOOR, Study, Table
+from invdist.study.spec import FLOOR, Study, StudyTable
 from invdist.training.data_checks import misfits
 
 Point = dict[str, Any]
@@ -62,7 +62,7 @@ class Case:
         return "-" if self.strategy == FLOOR else self.model
 
 
-def cases(study: Study, table: Table, dataset: Dataset | None = None) -> list[Case]:
+def cases(study: Study, table: StudyTable, dataset: Dataset | None = None) -> list[Case]:
     """The rows of a table, the floor last. Raises `UserError` if a point is not a valid training config.
 
     With a `dataset`, points that do not fit it are left out and others are drawn instead.
@@ -75,7 +75,7 @@ def cases(study: Study, table: Table, dataset: Dataset | None = None) -> list[Ca
     return [_with_points(study, table, row, dataset) for row in rows]
 
 
-def _with_points(study: Study, table: Table, case: Case, dataset: Dataset | None) -> Case:
+def _with_points(study: Study, table: StudyTable, case: Case, dataset: Dataset | None) -> Case:
     choices: dict[str, list[Any]] = {}
     for block in [*study.space, *table.space]:
         if block.concerns(case.strategy, case.model):
@@ -166,7 +166,7 @@ def _each_value(choices: Mapping[str, list[Any]]) -> Iterator[Point]:
 
 
 def resolve(
-    study: Study, table: Table, case: Case, point: Point, seed: int, *, path: str, test: bool = False
+    study: Study, table: StudyTable, case: Case, point: Point, seed: int, *, path: str, test: bool = False
 ) -> Config:
     """The training config of a point; raises `UserError` for an unknown key or a value out of range."""
     mapping: dict[str, Any] = {}

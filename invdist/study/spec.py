@@ -79,7 +79,7 @@ class Start(_Scope):
     """Values by dotted key; each must be among the choices, and keys left out take their first choice."""
 
 
-class Table(Section):
+class StudyTable(Section):
     """One table of results: a data set, and what differs from the rest of the study."""
 
     name: str
@@ -151,7 +151,7 @@ class Study(Section):
     """The settings to search; if they leave one point there is nothing to tune."""
     start: list[Start] = []
     """Points to try first, such as the settings of a strategy's authors."""
-    tables: list[Table]
+    tables: list[StudyTable]
     """The tables."""
 
     def check(self) -> Iterator[tuple[str, str]]:

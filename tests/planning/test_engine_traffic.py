@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from invdist.planning.formulas import Spread, ig_traffic, plain_traffic
+from invdist.planning.formulas import TableSpread, ig_traffic, plain_traffic
 from invdist.planning.job import Job
 from tests.distributed import run_ranks
 
@@ -84,7 +84,7 @@ def test_the_engine_sends_what_the_formula_says(counted: list, sharding: str, me
     for rank, by_kind in enumerate(counted):
         sent, collectives, owners = by_kind[sharding, method]
         kind = "row_wise" if sharding == "vectors" else sharding
-        spreads = [Spread(sharding=kind, columns=job.backbone.columns, owners=tuple(table)) for table in owners]
+        spreads = [TableSpread(sharding=kind, columns=job.backbone.columns, owners=tuple(table)) for table in owners]
         expected = (ig_traffic if method == "ig" else plain_traffic)(job, spreads, rank)
         # The engine rounds each all-reduce down to whole bytes.
         assert sent == pytest.approx(expected.total, abs=3), f"rank {rank}"

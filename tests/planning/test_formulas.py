@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from invdist.planning.formulas import (
-    Spread,
+    TableSpread,
     busiest,
     dense_bytes,
     epoch_steps,
@@ -20,7 +20,7 @@ from invdist.planning.job import Job
 
 JOB = Job(users=37_692, items=131_690, dim=32, batch=4096, gpus=4)
 """GMF: 32 columns, 33 dense parameters, 32 saved values of a pair."""
-ROW_WISE = [Spread(sharding="row_wise", columns=32), Spread(sharding="row_wise", columns=32)]
+ROW_WISE = [TableSpread(sharding="row_wise", columns=32), TableSpread(sharding="row_wise", columns=32)]
 
 
 def test_a_plain_step_by_hand() -> None:
@@ -63,8 +63,8 @@ def test_one_rank_sends_nothing() -> None:
 
 def test_table_wise_the_owner_answers_for_all() -> None:
     spreads = [
-        Spread(sharding="table_wise", columns=32, owners=(0,)),
-        Spread(sharding="table_wise", columns=32, owners=(1,)),
+        TableSpread(sharding="table_wise", columns=32, owners=(0,)),
+        TableSpread(sharding="table_wise", columns=32, owners=(1,)),
     ]
     owner, other = (plain_traffic(JOB, spreads, rank) for rank in (0, 2))
     assert owner.rows == 3 * 1024 * 32 * 4
@@ -76,8 +76,8 @@ def test_table_wise_the_owner_answers_for_all() -> None:
 
 def test_column_wise_a_piece_is_a_column_shard() -> None:
     spreads = [
-        Spread(sharding="column_wise", columns=32, owners=(0, 1)),
-        Spread(sharding="column_wise", columns=32, owners=(2, 3)),
+        TableSpread(sharding="column_wise", columns=32, owners=(0, 1)),
+        TableSpread(sharding="column_wise", columns=32, owners=(2, 3)),
     ]
     traffic = plain_traffic(JOB, spreads, rank=0)
     assert traffic.ids == (1024 + 2 * 1024) * 8 + 3 * 8
@@ -86,7 +86,7 @@ def test_column_wise_a_piece_is_a_column_shard() -> None:
 
 
 def test_data_parallel_tells_every_rank() -> None:
-    spreads = [Spread(sharding="data_parallel", columns=32)] * 2
+    spreads = [TableSpread(sharding="data_parallel", columns=32)] * 2
     traffic = plain_traffic(JOB, spreads)
     assert traffic.rows == 0
     assert traffic.gradients == 3 * 2 * 1024 * 32 * 4
