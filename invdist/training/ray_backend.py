@@ -77,7 +77,7 @@ def train_worker(settings: dict[str, str]) -> None:
     from ray.train import get_context
     from ray.train.torch import get_device
 
-    from invdist.data.stream.batches import StreamSpec, ray_readers
+    from invdist.data.stream.batches import Readers, StreamSpec, ray_readers
     from invdist.embeddings.shared_memory import connect
     from invdist.runtime.process import configure_process
     from invdist.training.trainer import Trainer
@@ -95,7 +95,8 @@ def train_worker(settings: dict[str, str]) -> None:
         nodes: list[Any] = [None] * comm.size
         torch.distributed.all_gather_object(nodes, ray.get_runtime_context().get_node_id(), group=comm.group)
         first = get_context().get_world_rank() == 0
-        return broadcast_from_rank_zero(ray_readers(spec, config.data.readers, sorted(set(nodes))) if first else [])
+        readers = ray_readers(spec, config.data.readers, sorted(set(nodes))) if first else Readers()
+        return broadcast_from_rank_zero(readers)
 
     try:
         trainer = Trainer(
@@ -170,10 +171,24 @@ def connected(cpus: int | None = None, variables: dict[str, str] | None = None) 
             stack.enter_context(private_ray(cpus=cpus, variables=variables))
         import ray
 
+        stack.enter_context(ray_prints_to_stderr())
         with _quiet_core():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)
         stack.callback(ray.shutdown)
         yield
+
+
+@contextlib.contextmanager
+def ray_prints_to_stderr() -> Iterator[None]:
+    """Inside, Ray says on stderr that a worker has died. By itself it prints that among the results on stdout."""
+    from ray._private import worker
+
+    printing = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda data, *more, **named: printing({**data, "is_err": True}, *more, **named)
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printing
 
 
 @contextlib.contextmanager

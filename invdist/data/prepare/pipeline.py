@@ -24,6 +24,7 @@ from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares
 from invdist.data.prepare.writer import DatasetWriter, new_dataset
 from invdist.data.schema import LABELED_SPLITS, UNCLEAR_LABEL
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_as_given
 
 RULES = 5
 """Raised when the same command would give other rows, or the same rows in another order, than before. What is cached
@@ -61,7 +62,7 @@ def no_progress(stage: str, rows: int) -> None:
 
 def prepare_log(
     options: Kind,
-    inputs: Sequence[str | Path],
+    inputs: Sequence[str | AnyPath],
     output: str | Path,
     progress: Progress = no_progress,
     onto: str | Path | None = None,
@@ -85,12 +86,12 @@ def check_without_onto(options: Options) -> None:
             raise UserError(f"{name} goes together with --onto DIR, the data set of the day before")
 
 
-def open_log(options: Kind, inputs: Sequence[str | Path]) -> RawLog:
+def open_log(options: Kind, inputs: Sequence[str | AnyPath]) -> RawLog:
     """The raw log in `inputs`."""
     if not inputs and not isinstance(options, Synthetic):
         kind = next(name for name, kind in KINDS.items() if isinstance(options, kind))
         raise UserError(f"{kind} needs inputs: the files or folders of the raw log (--input PATH)")
-    return in_days(options.open([Path(path) for path in inputs]), options)
+    return in_days(options.open([path_as_given(path) for path in inputs]), options)
 
 
 def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path, progress: Progress) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path,
     with new_dataset(output, options.shard_rows) as writer:
         day = writer.folder / "day"
         prepare(log, labeling, options, day, progress)
-        grown = Growth(base, Dataset.open(str(day), verify="fast"), options, writer).write()
+        grown = Growth(base, Dataset.open(str(day), verify="fast"), options).write(writer)
         shutil.rmtree(day)
         return writer.finish(grown)
 

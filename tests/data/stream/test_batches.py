@@ -226,12 +226,18 @@ def test_ray_readers_give_the_same_and_survive_a_kill(tiny: Path, ray_cluster):
     spec = spec_of(tiny, batch_size=256, unlabeled_per_row=512, window_rows=500, source="mix")
     expected = list(Stream(spec, 0, 1).epoch(1))
     readers = ray_readers(spec, 2)
+    assert len(readers.parts) == 2  # each has the observed pairs of half of the users
     ranks = [Stream(spec, rank, 2, readers=readers, prefetch=2).epoch(1, start_step=3) for rank in (0, 1)]
     found = []
     for step, parts in enumerate(zip(*ranks), start=3):
         found += parts
         if step in (5, 8):
             ray.kill(readers[step % 2], no_restart=False)
+        if step in (6, 8):
+            ray.kill(readers.parts[step % 4 // 2], no_restart=False)
+        if step == 10:  # all at once: nobody but the holder of `readers` knows the parts then
+            for actor in (*readers, *readers.parts):
+                ray.kill(actor, no_restart=False)
     assert digest(found) == digest(expected[3:])
 
 
