@@ -74,7 +74,7 @@ def run_trials(
             "folder": str(trial.folder),
             "config": trial.config,
             "keep": keep_checkpoints or trial.role != TUNING,
-            "ranks": config.ray.workers,
+            "ranks": config.ray.ranks,
             "cuda": cluster_uses_cuda(config),
         }
         for trial, config in settings

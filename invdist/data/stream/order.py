@@ -2,8 +2,8 @@
 
 Shards are in random order already (see `prepare.cleaning`). Each pass permutes the row groups of all shards, joins
 them, cuts that sequence into windows of `window_rows` rows, and permutes the rows within each window. So a batch
-mixes rows of many row groups and shards. A reader holds a window or two, and keeps the row groups it has decoded for the
-next pass as long as they fit `_DECODED_BYTES`.
+mixes rows of many row groups and shards. A reader holds a window or two, and keeps the row groups it has decoded for
+later passes as long as they fit `_DECODED_BYTES`.
 """
 
 from __future__ import annotations
