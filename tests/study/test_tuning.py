@@ -100,6 +100,7 @@ def test_a_repeated_epoch_counts_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert told == [0.6, 0.7, 0.8]
 
 
+@pytest.mark.slow
 def test_a_study_survives_processes_that_die(
     tmp_path: Path, ray_cluster: PrivateRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
