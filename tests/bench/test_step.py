@@ -61,6 +61,7 @@ def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["plain_bytes_sent_per_rank"] < figures["bytes_sent_per_rank"] / 2
 
 
+@pytest.mark.slow
 def test_scale(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         bench.main(["scale", "--json", "--rows", "400", "4000", "--dim", "8", "--batch", "32", "--repeats", "3"]) == 0
