@@ -87,8 +87,8 @@ def test_resumed_at_any_step(tiny: Path, monkeypatch: pytest.MonkeyPatch, source
     whole = list(Stream(spec, 0, 1).epoch(2))
     assert digest(list(Stream(spec, 0, 1).epoch(2, start_step=start_step))) == digest(whole[start_step:])
     separable = [list(Stream(spec, rank, 2).epoch(2, start_step=start_step)) for rank in (0, 1)]
-    mended = [part for step in zip(*separable) for part in step]
-    assert digest(mended) == digest(whole[start_step:])
+    joined = [part for step in zip(*separable) for part in step]
+    assert digest(joined) == digest(whole[start_step:])
 
 
 def test_block_size_does_not_change_what_is_seen(tiny: Path, monkeypatch: pytest.MonkeyPatch):

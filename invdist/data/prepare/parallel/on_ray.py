@@ -40,6 +40,8 @@ def prepare_on_ray(
     memory of a process by stage.
     """
     check_without_onto(options)
+    if options.label_noise:
+        raise UserError("label_noise is for studies of small logs: prepare without --workers")
     log, output = open_log(options, inputs), str(output)
     if workers is None:
         import ray
