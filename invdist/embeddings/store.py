@@ -18,7 +18,7 @@ from torch import Tensor
 from invdist.embeddings.comm import Comm, Pending
 from invdist.embeddings.exchange import Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
-from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows
+from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows, square_sum
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
 from invdist.runtime.process import use_huge_pages
@@ -37,9 +37,9 @@ class RowUpdate:
         """The same rows with other values."""
         return RowUpdate(self.unique, function(self.values))
 
-    def square_sum(self) -> Tensor:
+    def square_sum(self) -> float | Tensor:
         """The sum of squares of all values."""
-        return self.unique.square_sum(self.values)
+        return square_sum(self.values) if self.unique.count is None else self.unique.square_sum(self.values)
 
 
 class EmbeddingStore:
@@ -53,6 +53,7 @@ class EmbeddingStore:
         payload: str = "fp32",
     ) -> None:
         self.layout: Layout = tables.layout
+        self._replicated, self._whole_rows = self.layout.replicated, self.layout.whole_rows
         self.local_rows = use_huge_pages(tables.local_rows)
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
@@ -97,7 +98,7 @@ class EmbeddingStore:
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
-        return Exchange(self._locate, self.comm, groups, self.layout.replicated)
+        return Exchange(self._locate, self.comm, groups, self._replicated)
 
     @torch.no_grad()
     def pull(self, exchange: Exchange) -> list[Tensor]:
@@ -122,14 +123,14 @@ class EmbeddingStore:
         """
         pieces, pending = gradient.reshape(-1, self.layout.width), None
         if route.asked is not None:
-            if self.layout.replicated:
+            if self._replicated:
                 summed = route.asked.sum(pieces).repeat(self.comm.size, 1)
             else:
                 buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
                 summed = route.asked.sum(pieces, out=buffer)
             pending = self._send(summed, route.sent, route.received)
 
-        def arrive(scale: Tensor | None = None) -> RowUpdate:
+        def arrive(scale: float | Tensor | None = None) -> RowUpdate:
             if pending is None:
                 return RowUpdate(route.unique, route.unique.sum(pieces, scale))
             return RowUpdate(route.unique, pending.use(lambda parts: route.unique.sum_parts(parts, scale)))
@@ -148,10 +149,10 @@ class EmbeddingStore:
         if route.held is not None:
             own = route.unique if route.asked is None else route.asked
             deltas = Deltas(update.values, update.unique.places_of(own))
-            return deltas if self.layout.whole_rows else _each(self._whole(deltas.dense()))
+            return deltas if self._whole_rows else _each(self._whole(deltas.dense()))
         deltas = Deltas(update.values, update.unique.places_of(route.unique)).dense()
         arrived = self.comm.all_to_all(deltas, route.received, route.sent).wait()
-        if self.layout.whole_rows:
+        if self._whole_rows:
             return Deltas(arrived, route.answer_index)
         return _each(self._whole(gather_rows(arrived, route.answer_index)))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange, Pairs, Route
-from invdist.embeddings.row_moves import Deltas, moved
+from invdist.embeddings.row_moves import Deltas, moved, reads_are_free
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
 from invdist.models.backbone import Backbone
 from invdist.models.flat import FlatAdamW, flatten, views
@@ -97,7 +97,11 @@ class Recommender:
         reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), *totals]))
         arriving = self.rows.push(route, row_gradient)
         reduced = reducing.wait()
-        reduced[:-1] *= (scale := 1 / reduced[-1].clamp(min=1e-12))
+        if reads_are_free(self.device):
+            scale = 1 / max(reduced[-1].item(), 1e-12)
+        else:
+            scale = 1 / reduced[-1].clamp(min=1e-12)
+        reduced[:-1].mul_(scale)
         return Update(arriving(scale), reduced[:-2]), reduced[-2]
 
     @torch.no_grad()
@@ -125,7 +129,10 @@ class Recommender:
     def add(self, step: Update, scale: float | Tensor) -> None:
         """Commits `theta + scale * step`; nothing changes at 0."""
         self.rows.add(step.rows, scale)
-        self._flat.copy_(moved(self._flat, step.dense, scale))
+        if isinstance(scale, Tensor):
+            self._flat.copy_(moved(self._flat, step.dense, scale))
+        elif scale:
+            self._flat.add_(step.dense, alpha=scale)
 
     @torch.no_grad()
     def step(self, gradient: Update) -> None:

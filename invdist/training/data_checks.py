@@ -77,7 +77,7 @@ def model_bytes(config: Config, dataset: Dataset) -> float:
 
 
 def _exceeds_caps(config: Config, size: float) -> str | None:
-    rows, workers = config.rows, 1 if config.rows.sharding == "data_parallel" else config.ray.workers
+    rows, workers = config.rows, 1 if config.rows.sharding == "data_parallel" else config.ray.ranks
     # At most: workers may be on hosts of their own, and `auto` may find GPUs or none.
     cap = {"cpu": rows.ddr_gb, "cuda": rows.hbm_gb}.get(config.ray.device, max(rows.hbm_gb, rows.ddr_gb))
     if size <= workers * cap * GIB:
@@ -92,7 +92,7 @@ def _exceeds_caps(config: Config, size: float) -> str | None:
 def check_fits_host(config: Config, dataset: Dataset, memory: float | None = None) -> None:
     """Raises `UserError` if a run whose workers are all on this machine needs more than its memory (in bytes)."""
     memory = host_memory() if memory is None else memory
-    size = model_bytes(config, dataset) * (config.ray.workers if config.rows.sharding == "data_parallel" else 1)
+    size = model_bytes(config, dataset) * (config.ray.ranks if config.rows.sharding == "data_parallel" else 1)
     if size > memory:
         raise UserError(
             f"rows.dim: {config.rows.dim} makes a model of {size / GIB:,.1f} GB with its optimizer state, and this "

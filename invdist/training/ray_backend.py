@@ -39,8 +39,8 @@ def fit(config: Config, run: AnyPath, worker: Callable[[dict[str, str]], None] |
     (run / FAILED_FILE).unlink(missing_ok=True)
     cuda = cluster_uses_cuda(config)
     ray_config = config.ray
-    needed, present = ray_config.workers * ray_config.cpus_per_worker, ray.cluster_resources().get("CPU", 0)
-    least = (ray_config.min_workers or ray_config.workers) * ray_config.cpus_per_worker
+    needed, present = ray_config.ranks * ray_config.cpus_per_worker, ray.cluster_resources().get("CPU", 0)
+    least = (ray_config.min_workers or ray_config.ranks) * ray_config.cpus_per_worker
     if least > present:
         raise UserError(
             f"ray.workers={ray_config.workers} with ray.cpus_per_worker={ray_config.cpus_per_worker:g} need "
@@ -52,7 +52,7 @@ def fit(config: Config, run: AnyPath, worker: Callable[[dict[str, str]], None] |
 
         def _register_sigint_handler(self, controller: Any) -> None: ...
 
-    workers = (ray_config.min_workers, ray_config.workers) if ray_config.min_workers else ray_config.workers
+    workers = (ray_config.min_workers, ray_config.ranks) if ray_config.min_workers else ray_config.ranks
     trainer = Trainer(
         worker or train_worker,
         train_loop_config={"config": configs.dump(config), "run": str(run)},
@@ -133,7 +133,7 @@ def cluster_uses_cuda(config: Config) -> bool:
 
     if config.ray.device == "cpu":
         return False
-    gpus, needed = ray.cluster_resources().get("GPU", 0), config.ray.min_workers or config.ray.workers
+    gpus, needed = ray.cluster_resources().get("GPU", 0), config.ray.min_workers or config.ray.ranks
     few = f"{needed} workers need a GPU each, the Ray cluster has {gpus:g} (nodes may still be starting: `ray status`)"
     if config.ray.device == "cuda" and gpus < needed:
         raise UserError(f"ray.device=cuda: {few}; ask for fewer workers, or use ray.device=cpu")

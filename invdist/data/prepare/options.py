@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from invdist.config.fields import BelowOne, Count, CountOrZero, OneOf, OpenShare, Section, Share, build
 from invdist.data.prepare.daily_feed import FIRST_DAY, DailyFeed
@@ -59,6 +59,8 @@ class Options(Section):
     """Share of the training rows that become training_test, which chooses update directions."""
     label_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the training labels to keep; the other rows become unclear, with their labels kept as truth."""
+    label_noise: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+    """Share of the kept training labels to turn around, for studies of noise; validation and test stay as they are."""
     duplicates: Literal["last", "first"] = "last"
     """Which row of a repeated (user, item) pair counts, by time and then by the order of the log."""
     shard_rows: Count = 1 << 20
@@ -120,8 +122,7 @@ class FileOptions(Options):
         try:
             "".encode(self.encoding)
         except (LookupError, ValueError):
-            known = "utf-8, latin-1 or gb18030"
-            yield "encoding", f"Python knows no encoding {self.encoding!r}; expected one such as {known}"
+            yield "encoding", f"Python knows no encoding {self.encoding!r}; expected utf-8, latin-1, gb18030 or another"
 
     @property
     def _csv(self) -> CsvFormat:
@@ -179,8 +180,7 @@ class PlayOptions(Options):
     """Plays: which of them are clear."""
 
     rule: Annotated[str, OneOf(_rules)] = "finish_rate"
-    """`finish_rate`, `play_time` (quartiles) or `feedback` (like/hate); feedback+X takes X where there is no
-    feedback."""
+    """`finish_rate`, `play_time` (quartiles) or `feedback` (like/hate); feedback+X: X where there is no feedback."""
     finish_above: OpenShare = 0.8
     """Finish rates above this are positive."""
     finish_below: OpenShare = 0.2

@@ -18,6 +18,7 @@ from invdist.data.prepare.onto import Growth, fixed_labeling
 from invdist.data.prepare.options import KINDS, Kind, Options, Synthetic
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
+from invdist.data.prepare.row_rules import with_noise
 from invdist.data.prepare.since_until import in_days
 from invdist.data.prepare.split_rule import SplitRule, time_ranks
 from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares
@@ -181,7 +182,7 @@ class _Preparation:
             hidden = label_shares.cut(len(train)) == 1
             self.counts["hidden_labels"] += int(np.count_nonzero(hidden))
             self._add_unclear(train[hidden], train[hidden]["label"].astype(np.float32))
-            train = train[~hidden]
+            train = with_noise(train[~hidden], self.options.label_noise, self.options.seed)
             part = training_shares.cut(len(train))
             self._add_labeled("train", train[part == 0])
             self._add_labeled("training_test", train[part == 1])
@@ -247,6 +248,7 @@ def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
         "density": (positives + negatives) / (rows.users * rows.items),
     }
     cut = {name: getattr(rows.options, name) for name in _SPLIT_OPTIONS}
+    noise = {"label_noise": rows.options.label_noise} if rows.options.label_noise else {}
     return {
         "rules": RULES,
         "users": rows.users,
@@ -257,7 +259,7 @@ def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
         "finish_rates": rows.finish_rates,
         "measured_quartiles": rows.quartiles,
         "labeling": asdict(rows.labeling),
-        "cut": {**cut, "label_fraction": rows.options.kept_labels, "time_cuts": rule.time_cuts},
+        "cut": {**cut, "label_fraction": rows.options.kept_labels, **noise, "time_cuts": rule.time_cuts},
         "source": rows.log.describe(),
     }
 

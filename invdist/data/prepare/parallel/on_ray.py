@@ -44,6 +44,8 @@ def prepare_on_ray(
     and the same call goes on with it. All nodes must reach the inputs and the output. `onto` is the data set of the day
     before (docs/daily.md). `measured` gets `seconds` and `peak_memory` (of a process, in bytes) by stage.
     """
+    if options.label_noise:
+        raise UserError("label_noise is for studies of small logs: prepare without --workers")
     log, output = open_log(options, inputs), str(output)
     base, labeling = None, options.labeling()
     if onto is None:

@@ -176,6 +176,13 @@ def test_unfinished_work_of_another_call_is_left_alone(tmp_path: Path) -> None:
         prepare_on_ray(options, inputs, tmp_path / "there", 0, sizes=SMALL)
 
 
+def test_noise_is_refused(tmp_path: Path) -> None:
+    options, inputs = options_of("synthetic", tmp_path)
+    with pytest.raises(UserError, match="label_noise"):
+        prepare_on_ray(options.model_copy(update={"label_noise": 0.1}), inputs, tmp_path / "out", 0)
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_what_is_wrong_with_a_log_is_said_as_in_one_process(tmp_path: Path) -> None:
     for name, ids in (("a", [1, 2]), ("b", ["x", "y"])):
         pq.write_table(pa.table({"user": ids, "item": ids, "rating": [1.0, 5.0]}), tmp_path / f"{name}.parquet")
