@@ -157,9 +157,7 @@ class InverseGradient:
 
     def _square(self, gradient: Update) -> Tensor:
         """This rank's share of the squared norm of a global gradient."""
-        replicas = self.model.comm.size
-        square = gradient.rows.square_sum() / (replicas if self.model.rows.layout.replicated else 1)
-        return square + gradient.dense.dot(gradient.dense) / replicas
+        return self.model.rows.square_share(gradient.rows) + gradient.dense.dot(gradient.dense) / self.model.comm.size
 
     def _check_agreement(self, chosen: np.ndarray, checksums: np.ndarray) -> None:
         for what, values in (("direction", chosen), ("dense weights", checksums)):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange, Pairs, Route
 from invdist.embeddings.row_moves import Deltas, moved
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
@@ -146,14 +147,19 @@ class Recommender:
 
     def ids_to_fetch(self, pairs: Pairs) -> Pairs:
         """The ids to exchange before `score_fetched`: the pairs, or each user and item once."""
-        return _distinct(pairs)[0] if self.backbone.separable else pairs
+        return _distinct(pairs)[0] if self._separates else pairs
+
+    @property
+    def _separates(self) -> bool:
+        """Whether pairs are scored by distinct users and items. Not on a GPU: the host would read how many they are."""
+        return self.backbone.separable and row_moves.reads_are_free(self.device)
 
     @torch.no_grad()
     def score_fetched(self, exchange: Exchange, pairs: Pairs) -> Tensor:
         """Logits of pairs from the exchange of their `ids_to_fetch`, without dropout or gradient."""
         rows, route = self._pull(exchange)[0], exchange.routes[0]
         with self.evaluating():
-            if not self.backbone.separable:
+            if not self._separates:
                 return self.logits(rows, route)
             ids, places = _distinct(pairs)
             user, item = _whole_rows(rows, route).split([len(ids.user), len(ids.item)])
