@@ -68,8 +68,10 @@ class Route:
     """The distinct pieces that owners are asked for, by key (`RowLocator`); None if this rank has all."""
     copies: Copies | None = None
     """The distinct pieces of replicated tables, if there are several ranks."""
-    joint_index: Tensor | None = None
-    """Where the answer to all groups has each piece of the batch."""
+    joint_places: Tensor | None = None
+    """Where the answer to all groups has each distinct piece; None: it has no others."""
+    distinct: bool = False
+    """Whether the rows of this group, and gradients of them, are one for each distinct row and not for each pair."""
     sent: list[int] = field(default_factory=list)
     """Distinct pieces asked of each rank."""
     received: list[int] = field(default_factory=list)
@@ -82,6 +84,17 @@ class Route:
         """Where the answer to this group alone has each piece of the batch."""
         assert self.asked is not None
         return self.asked.inverse
+
+    @property
+    def joint_index(self) -> Tensor:
+        """Where the answer to all groups has each piece of the batch."""
+        inverse = self.answer_index
+        return inverse if self.joint_places is None else self.joint_places.index_select(0, inverse)
+
+    @property
+    def pieces(self) -> UniqueRows:
+        """The distinct pieces of the batch on this rank, unless some are in replicated tables."""
+        return self.unique if self.asked is None else self.asked
 
     @cached_property
     def unique(self) -> UniqueRows:
@@ -190,10 +203,9 @@ class Exchange:
     def _route(self, group: int, requested: Sequence[Tensor]) -> Route:
         columns, asked, copies, arriving = self._columns, {}, None, []
         if self._asks:
-            inverse = columns[group].inverse
             asked = {
                 "asked": columns[group],
-                "joint_index": self._joint[group].index_select(0, inverse) if self._joint else inverse,
+                "joint_places": self._joint[group] if self._joint else None,
                 "sent": self._sizes[0, :, group].tolist(),
                 "received": self._sizes[1, :, group].tolist(),
             }

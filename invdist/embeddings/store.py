@@ -97,20 +97,38 @@ class EmbeddingStore:
         return Exchange(self._locate, self.comm, groups)
 
     @torch.no_grad()
-    def pull(self, exchange: Exchange) -> list[Tensor]:
-        """The rows of every group: `[2n, columns]` each, users first."""
+    def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
+        """The rows of every group: `[2n, columns]` each, users first.
+
+        Of the groups numbered in `distinct` each distinct row only once, if that is at most half as many
+        (`Route.distinct`): `[m, columns]`, in the order of `Route.pieces`.
+        """
         routes = exchange.finish().routes
+        for group in distinct:
+            routes[group].distinct = self._repeats(routes[group])
         if routes[0].asked is None:
-            return [self._whole(gather_rows(self.local_rows, _present(route.held))) for route in routes]
+            return [
+                self._whole(gather_rows(self.local_rows, r.unique.rows if r.distinct else _present(r.held)))
+                for r in routes
+            ]
         wanted = exchange.joint_requested
         answer = self.comm.send_buffer(len(wanted), self.layout.width, self.local_rows)
         gather_rows(self.local_rows, wanted, out=answer)
         arriving = self._send(answer, exchange.received, exchange.sent)
         return arriving.use(lambda parts: [self._whole(self._pieces(parts, route)) for route in routes])
 
+    def _repeats(self, route: Route) -> bool:
+        """Whether rows repeat so often in a group that it is worth to have each once."""
+        if route.copies is not None or not self.layout.whole_rows:
+            return False
+        pieces = route.pieces
+        return pieces.count is None and 0 < 2 * len(pieces.rows) <= len(pieces.order)
+
     def _pieces(self, parts: Sequence[Tensor], route: Route) -> Tensor:
         """The pieces of a batch from the answer of their owners, and those that this rank has."""
-        index, held = _present(route.joint_index), route.held
+        if route.distinct:
+            return gather_parts(parts, route.joint_places) if route.joint_places is not None else torch.cat(list(parts))
+        index, held = route.joint_index, route.held
         if held is None:
             return gather_parts(parts, index)
         pieces = self.local_rows.new_empty((len(index) + len(held), self.layout.width))
@@ -128,7 +146,7 @@ class EmbeddingStore:
 
     @torch.no_grad()
     def push(self, route: Route, gradient: Tensor) -> Callable[..., RowUpdate]:
-        """Sends the gradient of one group's rows (`[2n, columns]`), summed by distinct row, to their owners.
+        """Sends the gradient of one group's rows, as they were pulled, summed by distinct row, to their owners.
 
         Gives a function that waits for the gradients of this rank's rows, sums them by distinct row, and
         multiplies them by its argument if it gets one.
@@ -137,11 +155,14 @@ class EmbeddingStore:
         asked, held = self._asked_and_held(pieces, route)
         if route.asked is not None:
             buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
-            pending.append(self._send(route.asked.sum(asked, out=buffer), route.sent, route.received))
+            summed = buffer.copy_(pieces) if route.distinct else route.asked.sum(asked, out=buffer)
+            pending.append(self._send(summed, route.sent, route.received))
         if route.copies is not None:
             pending.append(self._send_to_all(route.copies.rows.sum(held), route.copies))
 
         def arrive(scale: Tensor | None = None) -> RowUpdate:
+            if not pending and route.distinct:
+                return RowUpdate(route.unique, pieces if scale is None else pieces * scale)
             if not pending:
                 return RowUpdate(route.unique, route.unique.sum(pieces, scale))
             return RowUpdate(route.unique, _use_all(pending, lambda parts: route.unique.sum_parts(parts, scale)))

@@ -81,7 +81,7 @@ class InverseGradient:
         """One step: U is the unlabeled part of `batch`, V its labeled part; `exchange` is that of (V, U)."""
         model, (route_V, route_U) = self.model, exchange.finish().routes
         with watch("pull"):
-            rows_V, rows_U = model.pull(exchange)
+            rows_V, rows_U = model.pull(exchange, distinct=[1])
 
         # 1. The direct gradient over the global U, and the update vector.
         with watch("step"):

@@ -55,33 +55,44 @@ class Recommender:
         """Starts to find the owners of the rows of each group of pairs."""
         return self.rows.exchange(groups)
 
-    def pull(self, exchange: Exchange) -> list[Tensor]:
-        """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`."""
-        return [rows.requires_grad_() for rows in self._pull(exchange)]
+    def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
+        """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`.
 
-    def _pull(self, exchange: Exchange) -> list[Tensor]:
-        pulled = self.rows.pull(exchange)
+        The groups numbered in `distinct` are used in `logits`, `penalty` and `gradient` only: each of their rows comes
+        once (`Route.distinct`) where that is faster.
+        """
+        once = not (self.vectors or self._bf16 or self._penalizes) and self.backbone.takes_distinct_rows()
+        return [rows.requires_grad_() for rows in self._pull(exchange, distinct if once else ())]
+
+    def _pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
+        pulled = self.rows.pull(exchange, distinct)
         if self.vectors is not None:
             for route, features in zip(exchange.routes, self.vectors.pull(exchange), strict=True):
                 route.features = features
         return pulled
 
     def logits(self, rows: Tensor, route: Route, *, exact: bool = False) -> Tensor:
-        """One float32 logit per pair of a group, from its rows `[2n, columns]` and its route.
+        """One float32 logit per pair of a group, from its rows as they were pulled and its route.
 
         The route carries the frozen columns of the same rows (`Route.features`), if the model has any.
         `exact`: computed in float32 also where training is in bf16.
         """
+        if route.distinct:
+            return self.backbone.of_distinct_rows(rows, route.pieces)
         with contextlib.nullcontext() if exact else self._autocast():
             return self.backbone.of_rows(_whole_rows(rows, route)).float()
 
     def penalty(self, rows: Tensor, route: Route, pairs: int) -> Tensor | None:
         """The sum of the backbone's penalty over the first `pairs` pairs of a group; None if it has none."""
-        if type(self.backbone).penalty is Backbone.penalty:
+        if not self._penalizes:
             return None
         user, item = (side[:pairs] for side in _whole_rows(rows, route).chunk(2))
         penalty = self.backbone.penalty(user, item)
         return None if penalty is None else penalty.sum()
+
+    @property
+    def _penalizes(self) -> bool:
+        return type(self.backbone).penalty is not Backbone.penalty
 
     def gradient(
         self, loss_sum: Tensor, count: float | Tensor, rows: Tensor, route: Route, penalty: Tensor | None = None

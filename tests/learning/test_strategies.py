@@ -186,7 +186,7 @@ def test_reweighting_by_closed_form() -> None:
     class _Model:
         """Hands the strategy's loss function the logits of the case."""
 
-        def pull(self, exchange):
+        def pull(self, exchange, distinct):
             return [None]
 
         def logits(self, rows, route):
