@@ -14,6 +14,7 @@ from pydantic import PrivateAttr
 
 from invdist.config.fields import BelowOne, Count, CountOrZero, NonNegative, OneOf, Positive, Section, Share
 from invdist.config.registry import BACKBONES, STRATEGIES
+from invdist.runtime.errors import UserError
 
 
 class DataConfig(Section):
@@ -203,8 +204,9 @@ class GrowthConfig(Section):
 class RayConfig(Section):
     """The Ray workers."""
 
-    workers: Count = 2
-    """Training processes, one GPU each on CUDA."""
+    workers: Count | Literal["auto"] = 2
+    """Training processes, one GPU each on CUDA. `auto`, for one machine: one for each GPU; without GPUs as many as make
+    a step shortest, and if that is one, cpus_per_worker is the number of cores (docs/using.md)."""
     min_workers: CountOrZero = 0
     """Continue with this many or more when nodes are lost (the result is the same); 0: never with fewer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -215,6 +217,13 @@ class RayConfig(Section):
     """A collective that waits longer than this fails instead of hanging."""
     max_failures: Annotated[int, Ge(-1)] = 3
     """Restarts of the worker group before the run gives up; -1: no limit."""
+
+    @property
+    def ranks(self) -> int:
+        """`workers` as a number, which `auto` has in `invdist train` only."""
+        if self.workers == "auto":
+            raise UserError("ray.workers=auto is a setting of `invdist train`; expected a number here")
+        return self.workers
 
 
 class WatchConfig(Section):
@@ -266,10 +275,11 @@ class Config(Section):
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems that concern several fields, as (dotted key, what is wrong)."""
-        if self.data.batch_size != "auto" and self.data.batch_size < self.ray.workers:
-            needed = f"at least one row per worker ({self.ray.workers})"
+        workers = 1 if self.ray.workers == "auto" else self.ray.workers
+        if self.data.batch_size != "auto" and self.data.batch_size < workers:
+            needed = f"at least one row per worker ({workers})"
             yield "data.batch_size", f"{self.data.batch_size} rows per step; expected {needed}"
-        if self.ray.min_workers > self.ray.workers:
+        if self.ray.min_workers > workers:
             yield "ray.min_workers", f"{self.ray.min_workers} is more than ray.workers ({self.ray.workers})"
         for key, kind in zip(("rows.sharding", "rows.item_sharding"), self.rows.shardings.values(), strict=True):
             if self.exposures.vectors and kind not in ("auto", "row_wise"):

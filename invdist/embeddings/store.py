@@ -19,7 +19,7 @@ from torch import Tensor
 from invdist.embeddings.comm import Comm, Pending
 from invdist.embeddings.exchange import Copies, Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
-from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows
+from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows, square_sum
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
 from invdist.runtime.process import use_huge_pages
@@ -50,6 +50,8 @@ class EmbeddingStore:
         payload: str = "fp32",
     ) -> None:
         self.layout: Layout = tables.layout
+        self._replicated, self._whole_rows = self.layout.replicated, self.layout.whole_rows
+        self._copied = [shard for shard in self.layout.on(comm.rank) if shard.table in self._replicated]
         self.local_rows = use_huge_pages(tables.local_rows)
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
@@ -119,7 +121,7 @@ class EmbeddingStore:
 
     def _repeats(self, route: Route) -> bool:
         """Whether rows repeat so often in a group that it is worth to have each once."""
-        if route.copies is not None or not self.layout.whole_rows:
+        if route.copies is not None or not self._whole_rows:
             return False
         pieces = route.pieces
         return pieces.count is None and 0 < 2 * len(pieces.rows) <= len(pieces.order)
@@ -140,7 +142,7 @@ class EmbeddingStore:
     def _asked_and_held(self, pieces: Tensor, route: Route) -> tuple[Tensor, Tensor]:
         """The pieces that owners are asked for, and those of a replicated table: one is users, the other items."""
         held = 0 if route.held is None else len(route.held)
-        if self.layout.tables[0].name in self.layout.replicated:
+        if self.layout.tables[0].name in self._replicated:
             return pieces[held:], pieces[:held]
         return pieces[: len(pieces) - held], pieces[len(pieces) - held :]
 
@@ -160,7 +162,7 @@ class EmbeddingStore:
         if route.copies is not None:
             pending.append(self._send_to_all(route.copies.rows.sum(held), route.copies))
 
-        def arrive(scale: Tensor | None = None) -> RowUpdate:
+        def arrive(scale: float | Tensor | None = None) -> RowUpdate:
             if not pending and route.distinct:
                 return RowUpdate(route.unique, pieces if scale is None else pieces * scale)
             if not pending:
@@ -187,10 +189,10 @@ class EmbeddingStore:
         if route.asked is None:
             own = route.unique if route.copies is None else route.copies.rows
             deltas = Deltas(update.values, update.unique.places_of(own))
-            return deltas if self.layout.whole_rows else _each(self._whole(deltas.dense()))
+            return deltas if self._whole_rows else _each(self._whole(deltas.dense()))
         places = update.unique.places_of(route.unique)[: sum(route.received)]
         arrived = self.comm.all_to_all(Deltas(update.values, places).dense(), route.received, route.sent).wait()
-        if not self.layout.whole_rows:
+        if not self._whole_rows:
             return _each(self._whole(gather_rows(arrived, route.answer_index)))
         if route.copies is None:
             return Deltas(arrived, route.answer_index)
@@ -238,15 +240,13 @@ class EmbeddingStore:
                 whole[a + length : b] = total[-1:]
         return whole
 
-    def square_share(self, update: RowUpdate) -> Tensor:
+    def square_share(self, update: RowUpdate) -> float | Tensor:
         """This rank's share of the sum of squares over all ranks: each rank has the rows of replicated tables."""
-        replicated, values = self.layout.replicated, update.values
-        for shard in self.layout.on(self.comm.rank):
-            if shard.table in replicated:
-                first, end = shard.base, shard.base + shard.rows
-                here = (update.unique.rows >= first) & (update.unique.rows < end)
-                values = torch.where(here.unsqueeze(1), values / math.sqrt(self.comm.size), values)
-        return update.unique.square_sum(values)
+        values = update.values
+        for shard in self._copied:
+            here = (update.unique.rows >= shard.base) & (update.unique.rows < shard.base + shard.rows)
+            values = torch.where(here.unsqueeze(1), values / math.sqrt(self.comm.size), values)
+        return square_sum(values) if update.unique.count is None else update.unique.square_sum(values)
 
     def _note_changed(self, rows: Tensor) -> None:
         if self.changed is not None:

@@ -109,7 +109,11 @@ class Recommender:
         reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), *totals]))
         arriving = self.rows.push(route, row_gradient)
         reduced = reducing.wait()
-        reduced[:-1] *= (scale := 1 / reduced[-1].clamp(min=1e-12))
+        if row_moves.reads_are_free(self.device):
+            scale = 1 / max(reduced[-1].item(), 1e-12)
+        else:
+            scale = 1 / reduced[-1].clamp(min=1e-12)
+        reduced[:-1].mul_(scale)
         return Update(arriving(scale), reduced[:-2]), reduced[-2]
 
     @torch.no_grad()
@@ -137,7 +141,10 @@ class Recommender:
     def add(self, step: Update, scale: float | Tensor) -> None:
         """Commits `theta + scale * step`; nothing changes at 0."""
         self.rows.add(step.rows, scale)
-        self._flat.copy_(moved(self._flat, step.dense, scale))
+        if isinstance(scale, Tensor):
+            self._flat.copy_(moved(self._flat, step.dense, scale))
+        elif scale:
+            self._flat.add_(step.dense, alpha=scale)
 
     @torch.no_grad()
     def step(self, gradient: Update) -> None:

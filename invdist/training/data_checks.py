@@ -80,11 +80,11 @@ def _all_bytes(config: Config, dataset: Dataset) -> float:
     """`model_bytes` over all workers: each has a copy of replicated tables."""
     sizes, kinds = {"user": dataset.users, "item": dataset.items}, config.rows.shardings
     replicated = sum(size for name, size in sizes.items() if kinds[name] == "data_parallel") / sum(sizes.values())
-    return model_bytes(config, dataset) * (1 + replicated * (config.ray.workers - 1))
+    return model_bytes(config, dataset) * (1 + replicated * (config.ray.ranks - 1))
 
 
 def _exceeds_caps(config: Config, size: float) -> str | None:
-    rows, workers = config.rows, config.ray.workers
+    rows, workers = config.rows, config.ray.ranks
     # At most: workers may be on hosts of their own, and `auto` may find GPUs or none.
     cap = {"cpu": rows.ddr_gb, "cuda": rows.hbm_gb}.get(config.ray.device, max(rows.hbm_gb, rows.ddr_gb))
     if size <= workers * cap * GIB:

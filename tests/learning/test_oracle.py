@@ -120,7 +120,10 @@ def _textbook(case: Case, first: dict[str, Tensor]) -> tuple[list[float], Tensor
     return directions, losses, oracle.weights()
 
 
-@pytest.mark.parametrize(("ranks", "as_on_gpu"), [(1, False), (2, False), (4, False), (2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "as_on_gpu"),
+    [(1, False), (2, False), pytest.param(4, False, marks=pytest.mark.slow), (2, True)],
+)
 def test_directions_and_weights_are_those_of_the_textbook(ranks: int, as_on_gpu: bool, expected: dict) -> None:
     by_rank = run_ranks(_train, ranks, as_on_gpu, timeout=400)
     wrong = []
