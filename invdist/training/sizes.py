@@ -33,6 +33,18 @@ def suited(config: Config, dataset: Dataset) -> Config:
     return suited
 
 
+def again_automatic(config: Config, dataset: Dataset) -> list[str]:
+    """Settings of a run on `dataset` that are what `auto` gives there, as `key=auto`: for a run on another data set."""
+    unset = config.model_copy(deep=True)
+    unset.data.batch_size = unset.optimizer.gamma = "auto"
+    chosen, found = suited(unset, dataset), []
+    if config.data.batch_size == chosen.data.batch_size:
+        found.append("data.batch_size=auto")
+    if config.optimizer.gamma == chosen.optimizer.gamma:
+        found.append("optimizer.gamma=auto")
+    return found
+
+
 def batch_size(config: Config) -> int:
     """`data.batch_size` of settings that `suited` has seen."""
     return _resolved("data.batch_size", config.data.batch_size)

@@ -40,6 +40,10 @@ _ROW = np.dtype(
 )
 
 
+_UNCLEAR = SPLITS.index("unclear")
+_NOT_LEARNED = (SPLITS.index("valid"), SPLITS.index("test"))
+
+
 def fixed_labeling(asked: Labeling, base: Dataset) -> Labeling:
     """The rules of the first day with the quartiles measured then; `UserError` if others are asked for."""
     recorded = base.manifest["labeling"]
@@ -129,27 +133,40 @@ class Growth:
         user, item = (joined.today if today else joined.before for joined in self.ids.values())
         dated = ["day"] if day_of(dataset) else []
         for number, split in enumerate(SPLITS):
-            columns = ["user", "item", *(["label"] if split in LABELED_SPLITS else []), *dated]
+            labels = ["label"] if split in LABELED_SPLITS or dataset.manifest.get("set_aside") else []
             truth = dataset.scan("truth") if split == "unclear" else None
-            for batch in dataset.scan(split, columns):
+            for batch in dataset.scan(split, ["user", "item", *labels, *dated]):
                 rows = np.zeros(len(batch), _ROW)
                 rows["user"], rows["item"] = user[batch["user"].to_numpy()], item[batch["item"].to_numpy()]
-                rows["label"] = batch["label"].to_numpy() if split in LABELED_SPLITS else -1
+                rows["label"] = batch["label"].to_numpy() if labels else UNCLEAR_LABEL
                 rows["split"], rows["today"] = number, today
                 rows["day"] = self.day if today else batch["day"].to_numpy() if dated else 0
                 rows["truth"] = np.nan if truth is None else next(truth)["truth"].to_numpy()
                 left, old = (rows["user"] != GONE) & (rows["item"] != GONE), rows["day"] < first
-                if self.options.older == "unclear" and split in LABELED_SPLITS:
-                    rows["truth"][old], rows["label"][old] = rows["label"][old], UNCLEAR_LABEL
-                    rows["split"][old] = SPLITS.index("unclear")
+                if not today:
+                    self._set_aside(rows, old)
                 kept = left & ~old if self.options.older == "drop" else left
                 self.counts["dropped_rows"] += int(np.count_nonzero(~left))
                 self.counts["rows_outside_window"] += int(np.count_nonzero(left & ~kept))
                 yield rows[kept]
 
-    def _bucket(self, rows: np.ndarray) -> np.ndarray:
+    def _set_aside(self, rows: np.ndarray, old: np.ndarray) -> None:
+        """Makes old labels unclear that a model has learned from, but for a share that it learns from again.
+
+        A label that only validated or tested a model has taught it nothing yet: it trains the next one.
+        """
+        labeled, drawn = rows["label"] != UNCLEAR_LABEL, hashing.uniform(self._words(rows, "replay", self.day))
+        aside = old & labeled & ~np.isin(rows["split"], _NOT_LEARNED) & (drawn >= self.options.replay)
+        rows["split"][labeled & ~aside & (rows["split"] == _UNCLEAR)] = _NOT_LEARNED[0]
+        rows["truth"][aside], rows["split"][aside] = rows["label"][aside], _UNCLEAR
+
+    def _words(self, rows: np.ndarray, *purpose: int | str) -> np.ndarray:
+        """A random word (uint64) for each pair."""
         pair = rows["user"].astype(np.uint64) << np.uint64(32) | rows["item"].astype(np.uint64)
-        return (hashing.mix(hashing.key(self.options.seed, "onto"), pair) % np.uint64(BUCKETS)).astype(np.uint8)
+        return hashing.mix(hashing.key(self.options.seed, *purpose), pair)
+
+    def _bucket(self, rows: np.ndarray) -> np.ndarray:
+        return (self._words(rows, "onto") % np.uint64(BUCKETS)).astype(np.uint8)
 
     def _write_rows(self) -> None:
         training_test = self.options.training_test_fraction
@@ -158,7 +175,7 @@ class Growth:
             rows = self._one_per_pair(rows)
             rows = rows[hashing.permutation(hashing.key(self.options.seed, "onto", bucket), len(rows))]
             # What validated and tested a model of an earlier day is the past by now: something to learn from.
-            past = ~rows["today"] & np.isin(rows["split"], (SPLITS.index("valid"), SPLITS.index("test")))
+            past = ~rows["today"] & np.isin(rows["split"], _NOT_LEARNED)
             rows["split"][past] = shares.cut(int(np.count_nonzero(past)))
             self.counts["carried_rows"] += int(np.count_nonzero(~rows["today"]))
             for number, split in enumerate(SPLITS):
@@ -176,7 +193,7 @@ class Growth:
         return rows[keep]
 
     def _add(self, split: str, rows: np.ndarray) -> None:
-        names = ["user", "item", "label" if split in LABELED_SPLITS else "truth", "day"]
+        names = ["user", "item", "label", "day", *(["truth"] if split == "unclear" else [])]
         self.writer.add(split, {name: np.ascontiguousarray(rows[name]) for name in names})
         if split in LABELED_SPLITS:
             self.counts[f"{split} positives"] += int(np.count_nonzero(rows["label"] == 1))
@@ -227,6 +244,7 @@ class Growth:
             "day": self.day,
             "keep": self.options.keep,
             "drop_unseen": self.options.drop_unseen,
+            "set_aside": True,
             "growth": growth,
             "drift": {"first": base["drift"]["first"] if "drift" in base else _labels(base), "today": _labels(today)},
             "ancestors": [*base.get("ancestors", []), base["fingerprint"]],
