@@ -21,6 +21,7 @@ import invdist
 from invdist.bench._serve_client import Load, question
 from invdist.bench.serve import newest_checkpoint, questions_of
 from invdist.runtime import private_ray
+from tests.conftest import REPOSITORY
 from tests.runtime.test_private_ray import is_alive, listening
 from tests.serving.service.conftest import Client, served
 
@@ -176,3 +177,17 @@ def test_ctrl_c_ends_everything_that_was_started(live: Live) -> None:
     assert live.process.returncode == 130, rest
     assert "Traceback" not in rest
     assert [pid for pid in everything if is_alive(pid)] == []
+
+
+def test_the_launch_script_serves_the_newest_run_of_a_folder(trained_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained_run, tmp_path / "runs" / "gmf")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment["INVDIST_VENV"] = sys.prefix
+    command = ["bash", REPOSITORY / "launch" / "serve.sh", "--port", "0", "--replicas", "1", "--token-file", "token"]
+    with served(command, cwd=tmp_path, env=environment) as (url, process):
+        client = Client(int(url.rpartition(":")[2]), (tmp_path / "token").read_text())
+        expected = invdist.open_run(trained_run).score({"user": [1], "item": [5]})["score"].to_pylist()
+        assert client.post("/score", user=1, item=[5]).json["score"] == expected
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=90)
+        assert process.returncode == 130, rest
