@@ -128,7 +128,7 @@ def train(config: Config, resume: str | None = None) -> tuple[AnyPath, int]:
         check_resume(config, run, dataset)
     else:
         run = run_folder.create(config, dataset)
-    cpus = math.ceil(config.ray.workers * config.ray.cpus_per_worker)
+    cpus = math.ceil(config.ray.ranks * config.ray.cpus_per_worker)
     try:
         with exclusive(run), ray_backend.connected(cpus), ProgressView(run), _stop_on_interrupt(run):
             ray_backend.fit(config, run)

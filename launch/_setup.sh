@@ -24,7 +24,7 @@ invdist_find_python() {
 invdist_pip() {
   local log
   log=$(mktemp)
-  if ! "$PYTHON" -m pip install --quiet --no-input --disable-pip-version-check "$@" >"$log" 2>&1; then
+  if ! "$PYTHON" -m pip install --quiet --no-input --no-compile --disable-pip-version-check "$@" >"$log" 2>&1; then
     echo "error: pip install $* failed:" >&2
     cat "$log" >&2
     rm -f "$log"
@@ -49,6 +49,8 @@ invdist_install() {
     invdist_pip --editable "$ROOT[cpu${EXTRA:+,$EXTRA}]" || return 1
     invdist_pip --no-deps "torchrec==1.8.0" || return 1
   fi
+  # Here and not by pip, which compiles on one core. Some packages have files that do not compile: never an error.
+  "$PYTHON" -m compileall -q -j 0 "$VENV"/lib*/python3*/site-packages >/dev/null 2>&1 || true
 }
 
 invdist_setup() {

@@ -125,6 +125,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 class TestSignals:
     """A launcher that is stopped or killed takes everything with it."""
 

@@ -43,7 +43,7 @@ def test_commands_of_the_recipes_exist_and_their_settings_too(name: str, capsys:
             at = arguments.index("--config") + 1
             arguments[at] = _inside_checkout(arguments[at])
             assert train.main([*arguments, "--print-config"]) == 0
-            assert config.from_text(capsys.readouterr().out).ray.workers > 0
+            assert config.from_text(capsys.readouterr().out).ray.ranks > 0
             trained += 1
     assert trained
 
@@ -198,4 +198,4 @@ def test_the_rayjob_manifest_is_valid_and_has_the_gpus_it_asks_for(capsys: pytes
     asked = config.from_text(capsys.readouterr().out).ray
     assert module == "invdist.train"
     assert worker["replicas"] * int(limits["nvidia.com/gpu"]) == asked.workers
-    assert worker["replicas"] * int(limits["cpu"]) >= asked.workers * asked.cpus_per_worker
+    assert worker["replicas"] * int(limits["cpu"]) >= asked.ranks * asked.cpus_per_worker

@@ -31,6 +31,7 @@ PLAN = {
     "epoch": "epoch",
     "ranks": "ranks --parts weak",
     "strong": "ranks --parts strong",
+    "crossover": "ranks --parts crossover --repeats 9",
     "latency": "ranks --parts latency --batch 1024",
     "step_1024": "step --repeats 21",
     "step_8192": "step --batch 8192 --repeats 21",

@@ -53,6 +53,7 @@ def write(page: Path, results: Mapping[str, Any]) -> None:
         "epoch": _epoch,
         "ranks": _ranks,
         "strong": _strong,
+        "crossover": _crossover,
         "latency": _latency,
         "step_1024": lambda *_: _steps(results),
         "memory": _memory,
@@ -124,7 +125,8 @@ def _peers(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator[
     yield """
 What is fair about it, and what is not:
 
-- The peers have all interactions in memory before their clock starts; invdist streams its shards in every epoch.
+- The peers have all interactions in memory before their clock starts. invdist streams its shards: it decodes them in
+  the first epoch, which does not count, keeps what it decoded (up to 64 MB), and shuffles and slices in every epoch.
 - `none` and the PyTorch loops have lazy Adam on the rows, RecBole its default, dense Adam. TorchRec has exact SGD:
   FBGEMM has no Adam on CPUs, and SGD is its cheapest. Its `TrainPipelineSparseDist` runs on CPUs as it is.
 - *PyTorch loop* takes whole batches by index, as PyTorch's documentation has it; *by row* is `DataLoader(TensorDataset,
@@ -136,7 +138,10 @@ What is fair about it, and what is not:
 def _epoch(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator[str]:
     batches = [key.removeprefix("ratio_") for key in figures if key.startswith("ratio_")]
     yield "## Files to weights, against in-memory\n"
-    yield "A run that streams its shards, against bare steps on the same batches in memory. One core, in turns.\n"
+    yield (
+        "A run that streams its shards, against bare steps on the same batches in memory. One core, in turns, after a "
+        "first epoch that decodes the shards.\n"
+    )
     yield measured + "\n"
     lines = [
         (
@@ -194,6 +199,25 @@ def _strong(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator
     )
     yield from _table(heads, lines)
     yield "\nWhere two threads in one worker have more than two workers: `ray.workers=1 ray.cpus_per_worker=2`."
+
+
+def _crossover(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator[str]:
+    yield "## When a second rank pays\n"
+    yield (
+        "Plain steps with the global batch held, one rank against two on the same machine, in turns. A run whose ranks "
+        "share a host warns where the model (`training/second_rank.py`) says that they do not pay, and "
+        "`ray.workers=auto` follows it.\n"
+    )
+    yield measured + "\n"
+    lines = [
+        (
+            f"{row['model']}, {row['batch']:,}",
+            *(f"{row[name]:.2f}" for name in ("one_ms", "two_ms", "gain")),
+            "yes" if row["model_pays"] else "no",
+        )
+        for row in figures["crossover"]
+    ]
+    yield from _table(("global batch", "one rank, ms", "two ranks, ms", "gain", "pays, by the model"), lines)
 
 
 def _latency(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator[str]:

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     figures: dict[str, object] = {"log_rows": shared["log_rows"], "users": shared["users"], "items": shared["items"]}
     figures |= {"workers": args.workers, "seconds": shared["seconds"], "seconds_with_ray": shared["seconds_with_ray"]}
     figures |= {"worker_memory_mb": max(shared["memory_mb"].values()), "memory_mb_by_stage": shared["memory_mb"]}
+    figures |= {"seconds_by_stage": shared["seconds_by_stage"]}
     if alone is not None:
         if alone["fingerprint"] != shared["fingerprint"]:
             raise UserError(f"fingerprints differ: {alone['fingerprint']} and {shared['fingerprint']}")
@@ -73,16 +74,17 @@ def _measure_alone(what: dict) -> None:
 def _with_workers(options: Kind, inputs: list[Path], output: Path, workers: int) -> dict:
     from invdist.training.ray_backend import connected
 
-    peak: dict[str, int] = {}
+    measured: dict[str, dict[str, float]] = {}
     begin = time.perf_counter()
     with connected(workers):
         start = time.perf_counter()
-        manifest = prepare_on_ray(options, inputs, output, workers, peak_memory=peak)
+        manifest = prepare_on_ray(options, inputs, output, workers, measured=measured)
         seconds = time.perf_counter() - start
     return {
         "seconds": seconds,
         "seconds_with_ray": time.perf_counter() - begin,
-        "memory_mb": {stage: size / 2**20 for stage, size in peak.items()},
+        "memory_mb": {stage: size / 2**20 for stage, size in measured["peak_memory"].items()},
+        "seconds_by_stage": measured["seconds"],
         "log_rows": manifest["counts"]["log_rows"],
         **{name: manifest[name] for name in ("users", "items", "fingerprint")},
     }

@@ -4,6 +4,8 @@ Weak scaling: every rank has `--batch` rows. `weak_scaling_1024` is the time of 
 equally busy neighbour*, over that of a step of two ranks; `weak_scaling_1024_ig` is that of inverse-gradient steps.
 Strong scaling (`--parts strong`): real runs by Ray, files to weights, with the global batch held. `strong_scaling_1024`
 is the rows/s of two workers over those of one, `threads_1024` those of one worker with two threads over those of one.
+Crossover (`--parts crossover`): plain steps with the global batch held, one rank against two, in turns: from which
+batch on a second rank pays, and what the model says (`training/second_rank.py`).
 Latency (`--parts latency`): every message arrives so long after the last rank has sent it, while all ranks share the
 cores of this machine. `waits` is how much a step slows down, in latencies; `modelled_waits` counts the
 messages that a step must wait for one after the other: rows, gradients; and deltas, losses, gradients of V for IG. Ids
@@ -29,15 +31,19 @@ from invdist.bench._delay import delay
 from invdist.bench._runs import ray_epochs, ray_for
 from invdist.bench._steps import Driver, on_ranks, random_batches
 from invdist.config.registry import BACKBONES
+from invdist.embeddings.comm import Comm
 from invdist.embeddings.shared_memory import connect
 from invdist.models.build import ModelSpec, build_recommender
+from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
 from invdist.runtime.progress import ProgressLine
+from invdist.training.second_rank import StepCost
 
 GOALS = {"weak_scaling_1024": 0.5, "weak_scaling_8192": 0.75, "strong_scaling_1024": 0.8, "strong_scaling_8192": 1.3}
 METHODS = {"plain": ("none", 0), "ig": ("ig", 1)}
 MODELLED_WAITS = {"plain": 2, "ig": 5}
-_PARTS = ("weak", "strong", "latency")
+_PARTS = ("weak", "strong", "crossover", "latency")
+_CROSSOVER_BATCHES = {"gmf": (1024, 2048, 4096, 8192, 16384, 32768), "neumf": (128, 256, 512, 1024, 2048)}
 _CHUNK_STEPS = 5
 _TURN_S = 600
 
@@ -77,50 +83,87 @@ def run(args: argparse.Namespace) -> dict[str, object]:
                 figures[f"weak_scaling_{suffix}"] = found[name][0] / found[name][1]
         if "strong" in args.parts:
             figures |= _strong(args, progress)
+        if "crossover" in args.parts:
+            figures["crossover"] = _crossover(sizes, args.repeats, progress)
         if "latency" in args.parts:
             figures["latency"] = _latency(args, sizes, progress)
     return figures
 
 
-def _driver(sizes: dict[str, Any], batch: int, ranks: int, comm: Any, method: str) -> Driver:
-    spec = ModelSpec(**sizes, batch_size=batch * ranks, sharding="row_wise")
-    model = build_recommender(spec, torch.device("cpu"), comm)
-    name, phase = METHODS[method]
-    return Driver(model, name, phase, random_batches(spec.users, spec.items, batch, rank=comm.rank, ranks=ranks))
+def _driver(sizes: dict[str, Any], batch: int, model: Recommender, method: str) -> Driver:
+    name, phase, comm = *METHODS[method], model.comm
+    batches = random_batches(sizes["users"], sizes["items"], batch, rank=comm.rank, ranks=comm.size)
+    return Driver(model, name, phase, batches)
+
+
+def _model(sizes: dict[str, Any], comm: Comm) -> Recommender:
+    return build_recommender(ModelSpec(**sizes, batch_size=8192, sharding="row_wise"), torch.device("cpu"), comm)
 
 
 def _weak_scaling(sizes: dict[str, Any], batch: int, repeats: int) -> dict[str, tuple[float, float]]:
-    """Median milliseconds of a step, by method: of two ranks that work alone side by side, and of two together.
+    """Median milliseconds of a step, by method: of two ranks that work alone side by side, and of two together."""
+    steps = {name: (name, batch) for name in METHODS}
+    return _in_turns(sizes, [(2, False, steps), (2, True, steps)], repeats)
 
-    The two pairs take turns. While one works, the other sleeps.
+
+def _crossover(sizes: dict[str, Any], repeats: int, progress: ProgressLine) -> list[dict[str, Any]]:
+    """Plain steps of one rank and of two, by model and global batch."""
+    rows = []
+    for model, batches in _CROSSOVER_BATCHES.items():
+        progress.show(f"crossover, {model}")
+        groups = [(ranks, True, {f"{batch}": ("plain", batch // ranks) for batch in batches}) for ranks in (1, 2)]
+        found = _in_turns({**sizes, "model": model}, groups, repeats)
+        cost = StepCost.of(BACKBONES.get(model)(sizes["dim"]))
+        for batch in batches:
+            one, two = found[f"{batch}"]
+            pays = cost.pays(batch, 2)
+            rows.append(
+                {"model": model, "batch": batch, "one_ms": one, "two_ms": two, "gain": one / two, "model_pays": pays}
+            )
+    return rows
+
+
+_Steps = dict[str, tuple[str, int]]
+"""Method and interactions a rank, by name."""
+
+
+def _in_turns(
+    sizes: dict[str, Any], groups: list[tuple[int, bool, _Steps]], repeats: int
+) -> dict[str, tuple[float, float]]:
+    """Median milliseconds of steps, by name, of two groups of (processes, whether they are ranks together, steps).
+
+    They take turns. While one works, the other sleeps.
     """
-    turns = mp.get_context("spawn").Barrier(4, timeout=_TURN_S)
+    turns = mp.get_context("spawn").Barrier(sum(processes for processes, *_ in groups), timeout=_TURN_S)
 
-    def pair(place: int) -> list[dict[str, float]]:
+    def group(place: int) -> list[dict[str, float]]:
+        processes, together, steps = groups[place]
         try:
-            return on_ranks(_weak, 2, place, sizes, batch, repeats, turns, together=place == 1)
+            return on_ranks(_take_turns, processes, place, sizes, steps, repeats, turns, together=together)
         except BaseException:
-            turns.abort()  # or the other pair would wait for its turn
+            turns.abort()  # or the other group would wait for its turn
             raise
 
     with ThreadPoolExecutor(2) as pool:
-        pairs = list(pool.map(pair, (0, 1)))
-    alone, together = ({name: statistics.mean(rank[name] for rank in ranks) for name in METHODS} for ranks in pairs)
-    return {name: (alone[name], together[name]) for name in METHODS}
+        found = list(pool.map(group, (0, 1)))
+    one, other = ({name: statistics.mean(rank[name] for rank in ranks) for name in groups[0][2]} for ranks in found)
+    return {name: (one[name], other[name]) for name in one}
 
 
-def _weak(rank: int, place: int, sizes: dict[str, Any], batch: int, repeats: int, turns: Barrier) -> dict[str, float]:
-    comm = connect()
-    drivers = {method: _driver(sizes, batch, comm.size, comm, method) for method in METHODS}
-    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+def _take_turns(
+    rank: int, place: int, sizes: dict[str, Any], steps: _Steps, repeats: int, turns: Barrier
+) -> dict[str, float]:
+    model = _model(sizes, connect())
+    drivers = {name: _driver(sizes, batch, model, method) for name, (method, batch) in steps.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in drivers}
     for driver in drivers.values():
         driver(_CHUNK_STEPS)
     for turn in range(2 * repeats):
-        for method, driver in drivers.items():
+        for name, driver in drivers.items():
             turns.wait()
             if turn % 2 == place:
-                seconds[method].append(driver(_CHUNK_STEPS))
-    return {method: 1e3 * statistics.median(found) for method, found in seconds.items()}
+                seconds[name].append(driver(_CHUNK_STEPS))
+    return {name: 1e3 * statistics.median(found) for name, found in seconds.items()}
 
 
 def _strong(args: argparse.Namespace, progress: ProgressLine) -> dict[str, float]:
@@ -173,10 +216,10 @@ def _delayed(
     rank: int, ranks: int, sizes: dict[str, Any], batch: int, repeats: int, latencies: list[float], clock: str
 ) -> dict[str, dict[float, float]]:
     comm = connect()
-    late = delay(comm, clock)
+    late, model = delay(comm, clock), _model(sizes, comm)
     figures: dict[str, dict[float, float]] = {}
     for method in METHODS:
-        driver = _driver(sizes, batch, ranks, comm, method)
+        driver = _driver(sizes, batch, model, method)
         driver(_CHUNK_STEPS)
         seconds: dict[float, list[float]] = {value: [] for value in (0.0, *latencies)}
         for _ in range(repeats):

@@ -1,7 +1,7 @@
 """Step time and peak memory of `none` and `ig` as the tables grow.
 
 The time of a step must not depend on the size of the tables. Memory grows with them, but `ig` must need no more than
-`none`. Every measurement is a process with one thread, so that peak memory can be told apart. The sizes of a method
+`none`. Every measurement is a process with one thread, so that each has its own peak memory. The sizes of a method
 take turns, so that other load on the machine slows all of them.
 """
 

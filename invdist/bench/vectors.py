@@ -2,7 +2,8 @@
 
 Every rank is a process with one thread, and has its own uniformly random pairs: the hardest case, because hardly any
 table row repeats. Products and plain steps take turns. `ratio` is the CPU time of an exposure in one product over that
-of an interaction in a plain step. `memory_ratio` is what learning adds to a process, over the size of its tables.
+of an interaction in a plain step. `memory_ratio` is what learning adds to the peak memory of a process, over its
+tables.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from invdist.bench._steps import Driver, memory_mb, on_ranks, random_batches
+from invdist.bench._steps import Driver, forget_peak, memory_mb, on_ranks, random_batches
 from invdist.data.stream.exposures import BATCH_ROWS
 from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.shared_memory import connect
@@ -63,6 +64,7 @@ def _measure(rank: int, ranks: int, sizes: dict[str, int]) -> dict[str, float]:
     plain = Driver(build_recommender(spec, device, comm), "none", 0, random_batches(users, items, batch, rank=rank))
     plain(_STEPS)
     before = memory_mb("VmRSS")
+    forget_peak()
     columns = iteration_columns(sizes["learned"])
     tables = tuple(Table(name, rows, columns) for name, rows in (("user", users), ("item", items)))
     placed = shard_tables(tables, "row_wise", device=device, batch_size=batch, hbm_gb=1, ddr_gb=1024)
@@ -86,7 +88,7 @@ def _measure(rank: int, ranks: int, sizes: dict[str, int]) -> dict[str, float]:
         "exposure_us": 1e6 * statistics.median(seconds["product"]),
         "orthonormal_ms": 1e3 * statistics.median(seconds["orthonormal"]),
         "tables_mb": store.local_rows.nbytes / 2**20,
-        "grown_mb": memory_mb("VmRSS") - before,
+        "grown_mb": memory_mb("VmHWM") - before,
     }
 
 

@@ -128,7 +128,7 @@ def add_pairs(parser: argparse.ArgumentParser) -> None:
 
 def split_inputs(given: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
     """(inputs, overrides): to argparse `--input a.csv data.path=D` is one list."""
-    inputs = [value for value in given if "=" not in value or Path(value).exists()]
+    inputs = [value for value in given if "=" not in value.partition("://")[0] or Path(value).exists()]
     return inputs, [value for value in given if value not in inputs] + overrides
 
 

@@ -77,7 +77,8 @@ def _prepare(data: Path, preset: str) -> int:
 
 def _cpus(config: Config) -> int:
     """Logical CPUs of the head: what workers and readers reserve, even if this machine has fewer."""
-    needed = math.ceil(config.ray.workers * config.ray.cpus_per_worker) + config.data.readers + 1
+    workers = 1 if config.ray.workers == "auto" else config.ray.workers  # `auto` takes what the machine has
+    needed = math.ceil(workers * config.ray.cpus_per_worker) + config.data.readers + 1
     return max(os.cpu_count() or 1, needed)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from invdist.cli.arguments import split_inputs
 from invdist.config.fields import describe
 from invdist.config.plain_yaml import read_yaml
 from invdist.data.prepare.options import KINDS, Kind, Options, build_options
@@ -23,9 +23,7 @@ from invdist.runtime.progress import RowProgress
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepares a data set and prints its summary."""
     args = _parser().parse_intermixed_args(argv)
-    # `--input a.csv b.csv split=time`: argparse takes all three for inputs.
-    inputs = [value for value in args.input if "=" not in value or Path(value).exists()]
-    overrides = [value for value in args.input if value not in inputs] + args.overrides
+    inputs, overrides = split_inputs(args.input, args.overrides)
     mapping = read_yaml(args.config) if args.config else {}
     options = build_options(args.kind, mapping, overrides, source=args.config or "")
     with RowProgress() as progress:
@@ -41,13 +39,11 @@ def _on_ray(options: Kind, inputs: Sequence[str], args: argparse.Namespace, prog
     """Prepares on the Ray cluster of this process, or on a private one."""
     if args.workers < 0:
         raise UserError(f"--workers {args.workers}: expected 0 or more")
-    if args.onto:
-        raise UserError("--onto works in one process only: leave --workers out")
     from invdist.data.prepare.parallel.on_ray import prepare_on_ray
     from invdist.training.ray_backend import connected
 
     with connected(args.workers) if args.workers else contextlib.nullcontext():
-        return prepare_on_ray(options, inputs, args.output, args.workers, progress)
+        return prepare_on_ray(options, inputs, args.output, args.workers, progress, onto=args.onto)
 
 
 def summary_text(manifest: dict[str, Any], path: str) -> str:
@@ -98,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--input", nargs="+", action="extend", default=[], metavar="PATH", help="files or folders")
+    paths = "files or folders, as paths or URIs (s3://...)"
+    parser.add_argument("--input", nargs="+", action="extend", default=[], metavar="PATH", help=paths)
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="the new data set's folder, a path or URI (s3://...)"
     )

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from invdist.rolling.run import run
     from invdist.training.ray_backend import connected
 
-    with connected(config.ray.workers + 1) if config.ray.workers > 1 else contextlib.nullcontext():
+    with connected(config.ray.ranks + 1) if config.ray.ranks > 1 else contextlib.nullcontext():
         try:
             path = run(roll)
         except KeyboardInterrupt:

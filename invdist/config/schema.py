@@ -14,6 +14,7 @@ from pydantic import PrivateAttr
 
 from invdist.config.fields import BelowOne, Count, CountOrZero, NonNegative, OneOf, Positive, Section, Share
 from invdist.config.registry import BACKBONES, STRATEGIES
+from invdist.runtime.errors import UserError
 
 
 class DataConfig(Section):
@@ -54,6 +55,9 @@ class RowsConfig(Section):
     """Embedding size k of GMF, a multiple of 4; NeuMF's tower takes 4k more columns of the same table."""
     sharding: Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"] = "auto"
     """How tables are sharded over workers; `auto` leaves it to TorchRec's planner."""
+    item_sharding: Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"] | None = None
+    """The same for the items alone; null: as the users. With `data_parallel` items beside row-wise users every worker
+    has all items, and of them only gradients travel."""
     optimizer: Literal["adam", "sgd", "rowwise_adagrad"] = "adam"
     """Optimizer of embedding rows; it updates only the rows of a step."""
     hbm_gb: Positive = 32.0
@@ -75,12 +79,20 @@ class RowsConfig(Section):
     bias: bool = False
     """One more column per user and item, added to the logit."""
 
+    @property
+    def shardings(self) -> dict[str, str]:
+        """How each table is sharded."""
+        return {"user": self.sharding, "item": self.item_sharding or self.sharding}
+
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems as (field, what is wrong)."""
         if self.dim % 4:
             yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
-        if self.memory == "uvm" and self.sharding == "data_parallel":
+        kinds = set(self.shardings.values())
+        if self.memory == "uvm" and "data_parallel" in kinds:
             yield "memory", "data_parallel tables are on the device; expected device or another rows.sharding"
+        if len(kinds) > 1 and "column_wise" in kinds:
+            yield "item_sharding", "if one table is column_wise, both must be: pieces of rows are equally wide"
 
 
 class ExposuresConfig(Section):
@@ -192,8 +204,9 @@ class GrowthConfig(Section):
 class RayConfig(Section):
     """The Ray workers."""
 
-    workers: Count = 2
-    """Training processes, one GPU each on CUDA."""
+    workers: Count | Literal["auto"] = 2
+    """Training processes, one GPU each on CUDA. `auto`, for one machine: one for each GPU; without GPUs as many as make
+    a step shortest, and if that is one, cpus_per_worker is the number of cores (docs/using.md)."""
     min_workers: CountOrZero = 0
     """Continue with this many or more when nodes are lost (the result is the same); 0: never with fewer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -204,6 +217,13 @@ class RayConfig(Section):
     """A collective that waits longer than this fails instead of hanging."""
     max_failures: Annotated[int, Ge(-1)] = 3
     """Restarts of the worker group before the run gives up; -1: no limit."""
+
+    @property
+    def ranks(self) -> int:
+        """`workers` as a number, which `auto` has in `invdist train` only."""
+        if self.workers == "auto":
+            raise UserError("ray.workers=auto is a setting of `invdist train`; expected a number here")
+        return self.workers
 
 
 class WatchConfig(Section):
@@ -255,13 +275,16 @@ class Config(Section):
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems that concern several fields, as (dotted key, what is wrong)."""
-        if self.data.batch_size != "auto" and self.data.batch_size < self.ray.workers:
-            needed = f"at least one row per worker ({self.ray.workers})"
+        workers = 1 if self.ray.workers == "auto" else self.ray.workers
+        if self.data.batch_size != "auto" and self.data.batch_size < workers:
+            needed = f"at least one row per worker ({workers})"
             yield "data.batch_size", f"{self.data.batch_size} rows per step; expected {needed}"
-        if self.ray.min_workers > self.ray.workers:
+        if self.ray.min_workers > workers:
             yield "ray.min_workers", f"{self.ray.min_workers} is more than ray.workers ({self.ray.workers})"
-        if self.exposures.vectors and self.rows.sharding not in ("auto", "row_wise"):
-            yield "rows.sharding", f"{self.rows.sharding} tables cannot have exposures.vectors; expected row_wise"
+        for key, kind in zip(("rows.sharding", "rows.item_sharding"), self.rows.shardings.values(), strict=True):
+            if self.exposures.vectors and kind not in ("auto", "row_wise"):
+                yield key, f"{kind} tables cannot have exposures.vectors; expected row_wise"
+                break
         if self.exposures.vectors and self.rows.optimizer != "adam":
             yield "rows.optimizer", f"{self.rows.optimizer} cannot train the head of exposures.vectors; expected adam"
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name):

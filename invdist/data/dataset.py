@@ -66,11 +66,11 @@ class Dataset:
         return pq.ParquetFile(self.filesystem.open_input_file(f"{self.root}/{file}"))
 
     def scan(
-        self, split: str, columns: Sequence[str] | None = None, batch_rows: int = 65_536
+        self, split: str, columns: Sequence[str] | None = None, batch_rows: int = 65_536, shard: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a split (or of `truth`) in shard order, at most `batch_rows` at a time."""
-        for shard in self.shards(split):
-            with self.parquet(shard["file"]) as file:
+        """The rows of a split (or of `truth`) in shard order, or those of one shard, at most `batch_rows` at a time."""
+        for entry in self.shards(split) if shard is None else [self.shards(split)[shard]]:
+            with self.parquet(entry["file"]) as file:
                 yield from file.iter_batches(batch_rows, columns=list(columns) if columns else None)
 
     def row_groups(self, splits: Sequence[str]) -> list[tuple[str, int]]:

@@ -5,10 +5,16 @@ Nothing here depends on the version of NumPy's generators: an order made today i
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
+from invdist.runtime.native import compiled
+
+_SHUFFLE = Path(__file__).with_name("shuffle.c")
+_WORTH_A_CALL = 1024
 _WORD = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -44,4 +50,10 @@ def uniform(words: np.ndarray) -> np.ndarray:
 def permutation(sequence: int, size: int) -> np.ndarray:
     """A permutation of `range(size)` (int64), a function of its arguments alone."""
     # RandomState's sequence is frozen for good, and its shuffle is several times faster than sorting random words.
-    return np.random.RandomState([sequence & 0xFFFFFFFF, sequence >> 32]).permutation(size)
+    source = np.random.RandomState([sequence & 0xFFFFFFFF, sequence >> 32])
+    library = compiled(_SHUFFLE).library if _WORTH_A_CALL <= size < 1 << 31 else None
+    if library is None:
+        return source.permutation(size)
+    words, out = source.get_state(legacy=False)["state"]["key"], np.empty(size, np.int32)
+    library.permutation(words.ctypes, ctypes.c_int64(size), out.ctypes)
+    return out.astype(np.int64)

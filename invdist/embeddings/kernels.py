@@ -38,13 +38,14 @@ class Kernels:
         self._add = function("add_rows", p, i, i, p, i, p, _FLOAT)
         self._places = function("places", p, i, p, p, p, i, i, p, gives=None)
         self._add_indexed = function("add_indexed", p, i, i, p, p, _FLOAT, gives=None)
+        self._square_sum = function("square_sum", p, i, gives=_DOUBLE)
+        self._dual_loss = function("dual_loss", p, i, p, gives=None)
+        self._log_loss_sums = function("log_loss_sums", p, p, i, i, p, gives=None)
         self._sign_step = function("sign_step", p, i, _FLOAT, _FLOAT, gives=None)
         self._adamw = function("adamw", p, p, p, i, i, p, i, p, i, i, *[_DOUBLE] * 6)
-        self._gmf_logits = function("gmf_logits", p, p, i, i, i, i, p, _FLOAT, p, gives=None)
+        self._gmf_logits = function("gmf_logits", p, p, i, i, i, i, p, p, p, gives=None)
         self._gmf_gradient = function("gmf_gradient", p, p, i, i, i, i, p, p, p, p, gives=None)
-        self._gmf_candidates = function(
-            "gmf_candidates", p, p, p, i, i, i, i, p, p, _FLOAT, _FLOAT, p, i, p, gives=None
-        )
+        self._gmf_candidates = function("gmf_candidates", p, p, p, i, i, i, i, p, p, p, i, p, gives=None)
 
     def unique(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Distinct keys ascending, occurrences sorted by key, and where each distinct key starts among them.
@@ -72,10 +73,10 @@ class Kernels:
         _check(self._gather(table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr()), index, rows)
         return out
 
-    def gather_parts(self, parts: Sequence[Tensor], index: Tensor) -> Tensor:
-        """`torch.cat(parts)[index]` for indices in range."""
+    def gather_parts(self, parts: Sequence[Tensor], index: Tensor, out: Tensor | None = None) -> Tensor:
+        """`torch.cat(parts)[index]` for indices in range, into `out` if given."""
         width = parts[0].shape[1]
-        out = parts[0].new_empty((len(index), width))
+        out = parts[0].new_empty((len(index), width)) if out is None else out
         self._gather_parts(*_places(parts), width, index.contiguous().data_ptr(), len(index), out.data_ptr())
         return out
 
@@ -115,6 +116,23 @@ class Kernels:
         n, width = rows.shape
         self._add_indexed(rows.data_ptr(), n, width, index.data_ptr(), values.data_ptr(), c)
 
+    def square_sum(self, values: Tensor) -> float:
+        """The sum of squares of all values."""
+        return self._square_sum(values.data_ptr(), values.numel())
+
+    def dual_loss(self, logit: Tensor) -> Tensor:
+        """Loss, w1, w0 and slope of the inverse dual loss of each logit: float64 `[4, n]`; see `losses.py`."""
+        out = torch.empty((4, len(logit)), dtype=torch.float64)
+        self._dual_loss(logit.data_ptr(), len(logit), out.data_ptr())
+        return out
+
+    def log_loss_sums(self, logits: Tensor, label: Tensor) -> list[float]:
+        """The log-loss of `[count, n]` logits against `[n]` labels, summed over the pairs in float64."""
+        count, n = logits.shape
+        out = (_DOUBLE * count)()
+        self._log_loss_sums(logits.data_ptr(), label.data_ptr(), count, n, out)
+        return list(out)
+
     def sign_step(self, values: Tensor, alpha: float, eps: float) -> None:
         """`alpha * values / (|values| + eps)`, in place."""
         self._sign_step(values.data_ptr(), values.numel(), alpha, eps)
@@ -138,12 +156,12 @@ class Kernels:
         place = (values, m, v, rows, width, index.data_ptr(), len(index), gradient.data_ptr(), *columns)
         _check(self._adamw(*place, step, gamma, *betas, eps, weight_decay), index, rows)
 
-    def gmf_logits(self, rows: Tensor, weight: Tensor, bias: float, row_bias: bool) -> Tensor:
+    def gmf_logits(self, rows: Tensor, weight: Tensor, bias: Tensor, row_bias: bool) -> Tensor:
         """`weight . (user * item) + bias` of rows `[2n, width]`, users first; `row_bias`: see `GMF`."""
         n, width = len(rows) // 2, rows.shape[1]
         out, user = rows.new_empty(n), rows.data_ptr()
         place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias)
-        self._gmf_logits(*place, weight.data_ptr(), bias, out.data_ptr())
+        self._gmf_logits(*place, weight.data_ptr(), bias.data_ptr(), out.data_ptr())
         return out
 
     def gmf_gradient(self, rows: Tensor, weight: Tensor, row_bias: bool, logit: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +180,7 @@ class Kernels:
         dense: Tensor,
         step: Tensor,
         row_bias: bool,
-        candidates: Tensor,
+        candidates: Sequence[float],
     ) -> Tensor:
         """Logits `[candidates, n]` at every `theta + c * step`.
 
@@ -171,8 +189,8 @@ class Kernels:
         n, width, k = len(rows) // 2, rows.shape[1], len(dense) - 1
         out = rows.new_empty((len(candidates), n))
         place = (rows.data_ptr(), index.data_ptr(), deltas.data_ptr(), n, width, k, row_bias)
-        weights = (dense.data_ptr(), step.data_ptr(), float(dense[k]), float(step[k]))
-        self._gmf_candidates(*place, *weights, candidates.data_ptr(), len(candidates), out.data_ptr())
+        tried = (_DOUBLE * len(candidates))(*candidates)
+        self._gmf_candidates(*place, dense.data_ptr(), step.data_ptr(), tried, len(candidates), out.data_ptr())
         return out
 
 

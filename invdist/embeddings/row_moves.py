@@ -22,6 +22,13 @@ def reads_are_free(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def square_sum(values: Tensor) -> float | Tensor:
+    """The sum of squares of all values: a number where the host has it for nothing."""
+    if (compiled := kernels_for(values)) is not None:
+        return compiled.square_sum(values.contiguous())
+    return values.reshape(-1).dot(values.reshape(-1))
+
+
 def in_unified_memory(table: Tensor) -> bool:
     """Whether a tensor of a GPU is in unified memory."""
     return table.device.type == "cuda" and bool(torch.ops.fbgemm.is_uvm_tensor(table))
@@ -54,11 +61,11 @@ def gather_rows(table: Tensor, rows: Tensor, out: Tensor | None = None) -> Tenso
     return found if out is None else out.copy_(found)
 
 
-def gather_parts(parts: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """`torch.cat(parts)[rows]`."""
+def gather_parts(parts: Sequence[Tensor], rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """`torch.cat(parts)[rows]`, in `out` if given."""
     if (compiled := kernels_for(parts[0])) is not None:
-        return compiled.gather_parts(parts, rows)
-    return gather_rows(_joined(parts), rows)
+        return compiled.gather_parts(parts, rows, out)
+    return gather_rows(_joined(parts), rows, out)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -180,11 +187,13 @@ class UniqueRows:
         segment = torch.repeat_interleave(number, sizes, output_size=len(self.order))
         return torch.empty_like(self.order).index_copy_(0, self.order, segment)
 
-    def sum(self, occurrences: Tensor, scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def sum(self, occurrences: Tensor, scale: float | Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Sums `[occurrences, width]` by distinct row, times `scale` if given: `[rows, width]`, in `out` if given."""
         return self.sum_parts([occurrences], scale, out)
 
-    def sum_parts(self, parts: Sequence[Tensor], scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def sum_parts(
+        self, parts: Sequence[Tensor], scale: float | Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
         """The same where the occurrences are in parts, one after the other."""
         if len(self.rows) == 0:
             return parts[0].new_zeros((0, parts[0].shape[1]))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange
-from invdist.learning.losses import inverse_dual_loss, log_loss
+from invdist.learning.losses import inverse_dual_loss, log_loss, log_loss_sums
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Batch, Record, TrainingDiverged
 from invdist.models.recommender import Recommender, Update
@@ -74,14 +74,14 @@ class InverseGradient:
         self._tie_order = tie_order(candidates)
         self._order = torch.tensor(self._tie_order, device=device)
         self._multipliers = torch.tensor(self.candidates, device=device)
-        self._chosen = torch.full((), -1.0, dtype=torch.float64, device=device)  # of no step yet
-        self._test_square = torch.zeros((), device=device)
+        self._chosen: float | Tensor = -1.0  # of no step yet
+        self._test_square: float | Tensor = 0.0
 
     def step(self, batch: Batch, exchange: Exchange, watch: Stopwatch) -> Record:
         """One step: U is the unlabeled part of `batch`, V its labeled part; `exchange` is that of (V, U)."""
         model, (route_V, route_U) = self.model, exchange.finish().routes
         with watch("pull"):
-            rows_V, rows_U = model.pull(exchange)
+            rows_V, rows_U = model.pull(exchange, distinct=[1])
 
         # 1. The direct gradient over the global U, and the update vector.
         with watch("step"):
@@ -94,7 +94,7 @@ class InverseGradient:
         with watch("candidates"):
             deltas_V = model.rows.lookup_delta(route_V, D.rows)
             logits = model.candidate_logits(rows_V, route_V, deltas_V, D, self.candidates)
-            figures = self._reduce(log_loss(logits, batch.label), annotation.w1, square_g)
+            figures = self._reduce(log_loss_sums(logits, batch.label), len(batch.label), annotation.w1, square_g)
 
         # 4. The smallest loss wins, on every rank alike.
         c, details = self._choose(figures)
@@ -110,20 +110,24 @@ class InverseGradient:
         self._test_square = self._square(gradient_V)
         return Record(loss, details or {}, None if details else lambda: self._details(figures.cpu().numpy()))
 
-    def _reduce(self, losses_V: Tensor, w1: Tensor, square_g: Tensor) -> Tensor:
+    def _reduce(self, losses_V: Tensor, pairs_V: int, w1: Tensor, square_g: float | Tensor) -> Tensor:
         """One all-reduce of all that is summed over ranks: float64 `[candidates + 5 + 2 * ranks]`.
 
-        The loss sum of each candidate over V (`losses_V` is `[candidates, n]`); pairs in V and U; the annotation
-        sum; two squared norms. Then, for each rank, its last choice and a checksum of its dense weights, so that ranks
-        that differ are found at their next step and can be named.
+        The loss sum of each candidate over V; pairs in V and U; the annotation sum; two squared norms. Then, for each
+        rank, its last choice and a checksum of its dense weights, so that ranks that differ are found at their next
+        step and can be named.
         """
         comm, device = self.model.comm, self.model.device
-        pairs_V, pairs_U = (torch.full((), n, dtype=torch.float64, device=device) for n in (losses_V.shape[1], len(w1)))
-        shared = torch.stack([pairs_V, pairs_U, w1.sum(), square_g, self._test_square])
-        by_rank = torch.zeros((comm.size, 2), dtype=torch.float64, device=device)
+        shared = [float(pairs_V), float(len(w1)), w1.sum(), square_g, self._test_square]
+        by_rank: list[float | Tensor] = [0.0] * (2 * comm.size)
         if comm.size > 1:
-            by_rank[comm.rank] = torch.stack([self._chosen, self.model.checksum()])
-        return comm.all_reduce(torch.cat([losses_V.sum(1, dtype=torch.float64), shared, by_rank.view(-1)])).wait()
+            by_rank[2 * comm.rank : 2 * comm.rank + 2] = self._chosen, self.model.checksum()
+        if row_moves.reads_are_free(device):
+            own = torch.tensor([*losses_V.tolist(), *map(float, (*shared, *by_rank))], dtype=torch.float64)
+        else:
+            values = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in (*shared, *by_rank)]
+            own = torch.cat([losses_V, torch.stack(values)])
+        return comm.all_reduce(own).wait()
 
     def _choose(self, figures: Tensor) -> tuple[float | Tensor, dict[str, Any] | None]:
         """The multiplier that wins; on the CPU with the details of the step, on a GPU without waiting for them.
@@ -132,7 +136,7 @@ class InverseGradient:
         """
         if row_moves.reads_are_free(figures.device):
             details = self._details(figures.numpy())
-            self._chosen = torch.tensor(self.candidates.index(details["direction"]), dtype=torch.float64)
+            self._chosen = float(self.candidates.index(details["direction"]))
             return details["direction"], details
         chosen = choose(figures[: len(self.candidates)], self._order)
         self._chosen = chosen.double()
@@ -141,25 +145,25 @@ class InverseGradient:
     def _details(self, figures: np.ndarray) -> dict[str, Any]:
         """What is recorded of a step, from the sums of `_reduce`. Raises where ranks differ or no loss is finite."""
         C = len(self.candidates)
-        pairs_V, pairs_U, annotated, direct, test = figures[C : C + 5].tolist()
-        self._check_agreement(figures[C + 5 :: 2], figures[C + 6 :: 2])
-        if not np.isfinite(figures[:C]).any():
+        losses, (pairs_V, pairs_U, annotated, direct, test) = figures[:C].tolist(), figures[C : C + 5].tolist()
+        if self.model.comm.size > 1:
+            self._check_agreement(figures[C + 5 :: 2], figures[C + 6 :: 2])
+        if not any(map(math.isfinite, losses)):
             raise TrainingDiverged("the training-test loss is not finite at any candidate, not even at pass")
         return {
-            "direction": self.candidates[choose_on_host(figures[:C].tolist(), self._tie_order)],
+            "direction": self.candidates[choose_on_host(losses, self._tie_order)],
             "candidates": self.candidates,
-            "candidate_losses": (figures[:C] / max(pairs_V, 1)).tolist(),
+            "candidate_losses": [loss / max(pairs_V, 1) for loss in losses],
             "annotation_mean": annotated / max(pairs_U, 1),
             "direct_grad_norm": math.sqrt(direct) if direct >= 0 else math.nan,
             # Of the step before: its sum over ranks travels with this step's all-reduce.
             "test_grad_norm": math.sqrt(test) if test >= 0 else math.nan,
         }
 
-    def _square(self, gradient: Update) -> Tensor:
+    def _square(self, gradient: Update) -> float | Tensor:
         """This rank's share of the squared norm of a global gradient."""
-        replicas = self.model.comm.size
-        square = gradient.rows.square_sum() / (replicas if self.model.rows.layout.replicated else 1)
-        return square + gradient.dense.dot(gradient.dense) / replicas
+        dense = row_moves.square_sum(gradient.dense) / self.model.comm.size
+        return self.model.rows.square_share(gradient.rows) + dense
 
     def _check_agreement(self, chosen: np.ndarray, checksums: np.ndarray) -> None:
         for what, values in (("direction", chosen), ("dense weights", checksums)):

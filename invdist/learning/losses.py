@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
+from invdist.embeddings.row_moves import kernels_for
+
 
 class Annotation(NamedTuple):
     """The soft labels that the inverse dual loss gives a pair: `w1 + w0 = 1`, without gradient."""
@@ -23,6 +25,14 @@ def log_loss(logit: Tensor, label: Tensor) -> Tensor:
     """Log-loss of each labeled pair, float32."""
     logit, label = torch.broadcast_tensors(logit.float(), label.float())
     return binary_cross_entropy_with_logits(logit, label, reduction="none")
+
+
+def log_loss_sums(logits: Tensor, label: Tensor) -> Tensor:
+    """The log-loss of `[candidates, n]` logits summed over pairs: float64 `[candidates]`."""
+    compiled = kernels_for(logits)
+    if compiled is None or label.dtype != torch.float32:
+        return log_loss(logits, label).sum(1, dtype=torch.float64)
+    return torch.tensor(compiled.log_loss_sums(logits.contiguous(), label.contiguous()), dtype=torch.float64)
 
 
 def annotate(logit: Tensor) -> Annotation:
@@ -58,12 +68,17 @@ class _DualLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.dtype = logit.dtype
+        if (compiled := kernels_for(logit)) is not None:
+            loss, w1, w0, slope = compiled.dual_loss(logit.contiguous()).unbind()
+            ctx.save_for_backward(slope)
+            ctx.mark_non_differentiable(w1, w0)
+            return loss, w1, w0
         s = logit.double()
         size = s.abs()
         e = size.neg().exp_()
         smaller = e.log1p()
         w1, w0, w = _weights(s, size, smaller)
-        ctx.dtype = logit.dtype
         ctx.save_for_backward(e.div_(e + 1).neg_().add_(w).mul_(s.sign()))
         ctx.mark_non_differentiable(w1, w0)
         return smaller.addcmul_(w, size), w1, w0

@@ -68,7 +68,7 @@ def build_recommender(
     backbone.to(device)
     tables = shard_tables(
         tuple(Table(name, rows, backbone.columns) for name, rows in (("user", spec.users), ("item", spec.items))),
-        "row_wise" if vectors is not None else spec.sharding,
+        "row_wise" if vectors is not None else spec.shardings,
         device=device,
         batch_size=spec.batch_size,
         hbm_gb=spec.hbm_gb,

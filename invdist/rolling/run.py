@@ -89,7 +89,7 @@ def learn(roll: Roll, arm: str, day: str, parent: Path | None, say: Say) -> Path
         given = {**roll.grown, "data.path": config.data.path, "runs": config.runs, "name": config.name}
         config = settings_from(str(parent), [f"{key}={value}" for key, value in given.items()])
     say(f"{day}: {arm} {'goes on' if resumed else 'learns'}")
-    if config.ray.workers > 1:
+    if config.ray.ranks > 1:
         if train(config, resume=str(folder) if resumed else None)[1]:
             raise KeyboardInterrupt
         return folder

@@ -1,16 +1,24 @@
-"""Paths in object stores (`s3://bucket/runs/one`), with the few methods of `pathlib.Path` that a run folder needs."""
+"""Paths in object stores (`s3://bucket/runs/one`), with the few methods of `pathlib.Path` that are needed."""
 
 from __future__ import annotations
 
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from invdist.runtime.errors import UserError
 
 if TYPE_CHECKING:  # local paths do not need it, and its import takes a while
     import pyarrow as pa
     import pyarrow.fs as pafs
+
+
+class Stat(NamedTuple):
+    """What `pathlib.Path.stat` says of a file, as far as a store knows it."""
+
+    st_size: int
+    st_mtime_ns: int
 
 
 class StorePath:
@@ -27,10 +35,29 @@ class StorePath:
     def __truediv__(self, name: str) -> StorePath:
         return StorePath(f"{self._uri}/{name}", self._filesystem)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StorePath) and self._uri == other._uri
+
+    def __hash__(self) -> int:
+        return hash(self._uri)
+
+    def __lt__(self, other: StorePath) -> bool:
+        return self._uri < other._uri
+
     @property
     def name(self) -> str:
         """The last part."""
         return PurePosixPath(self._path).name
+
+    @property
+    def suffix(self) -> str:
+        """How the name ends, from its last dot on."""
+        return PurePosixPath(self._path).suffix
+
+    @property
+    def suffixes(self) -> list[str]:
+        """The ends of the name, each from a dot on."""
+        return PurePosixPath(self._path).suffixes
 
     @property
     def parent(self) -> StorePath:
@@ -60,6 +87,19 @@ class StorePath:
     def is_dir(self) -> bool:
         """Whether there is a folder, or something below."""
         return self._type() == "Directory"
+
+    def stat(self) -> Stat:
+        """The size of a file, and when it was written."""
+        info = self._info()
+        return Stat(info.size or 0, info.mtime_ns or 0)
+
+    def glob(self, pattern: str) -> list[StorePath]:
+        """What is in this folder, the names of which match a pattern."""
+        return [path for path in self._below(recursive=False) if fnmatchcase(path.name, pattern)]
+
+    def rglob(self, pattern: str) -> list[StorePath]:
+        """The same, of all folders below, too."""
+        return [path for path in self._below(recursive=True) if fnmatchcase(path.name, pattern)]
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Makes the folder. Two processes may both do so: stores have no way to be first."""
@@ -103,9 +143,19 @@ class StorePath:
         if self.is_dir():
             self._filesystem.delete_dir(self._path)
 
+    def _below(self, recursive: bool) -> list[StorePath]:
+        import pyarrow.fs as pafs
+
+        found = self._filesystem.get_file_info(pafs.FileSelector(self._path, recursive=recursive))
+        start = len(self._path.rstrip("/")) + 1
+        return [self / info.path[start:] for info in found]
+
     def _type(self) -> str:
+        return self._info().type.name
+
+    def _info(self) -> pafs.FileInfo:
         try:
-            return self._filesystem.get_file_info(self._path).type.name
+            return self._filesystem.get_file_info(self._path)
         except OSError as error:
             raise UserError(f"cannot reach {self}: {error}") from error
 
@@ -121,7 +171,12 @@ AnyPath = Path | StorePath
 
 def path_at(where: str | os.PathLike[str] | StorePath) -> AnyPath:
     """The absolute path of a local file or folder, or the path of a URI."""
+    return path_as_given(where).absolute()
+
+
+def path_as_given(where: str | os.PathLike[str] | StorePath) -> AnyPath:
+    """The path of a local file or folder, relative or not, or the path of a URI."""
     if isinstance(where, StorePath):
         return where
     text = os.fspath(where)
-    return StorePath(text) if "://" in text else Path(text).absolute()
+    return StorePath(text) if "://" in text else Path(text)

@@ -10,7 +10,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,9 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from invdist.data.dataset import Dataset
-from invdist.data.prepare.readers import canonical, column_names, find_files, read_columns
+from invdist.data.prepare.readers import canonical, column_names, find_files, open_parquet, read_columns
 from invdist.data.schema import MANIFEST as DATASET_FILE
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_as_given
 from invdist.serving.raw_ids import UNKNOWN, RawIds
 from invdist.serving.run import TrainedRun
 
@@ -94,11 +94,11 @@ class FilePairs:
     """Pairs of raw ids in CSV or parquet files (a `PairSource`)."""
 
     def __init__(
-        self, inputs: Sequence[str | Path], user: str = "user", item: str = "item", part_rows: int = PART_ROWS
+        self, inputs: Sequence[str | AnyPath], user: str = "user", item: str = "item", part_rows: int = PART_ROWS
     ) -> None:
         self.columns = {"user": user, "item": item}
-        self.files = find_files([Path(path) for path in inputs])
-        pieces: list[tuple[Path, tuple[int, ...] | None]] = []
+        self.files = find_files([path_as_given(path) for path in inputs])
+        pieces: list[tuple[AnyPath, tuple[int, ...] | None]] = []
         for file in self.files:
             _check_columns(file, self.columns)
             groups = _packed(_group_rows(file), part_rows) if file.suffix == ".parquet" else [None]
@@ -118,7 +118,7 @@ class FilePairs:
 
     def read_raw(self, part: InputPart) -> Iterator[tuple[pa.Array, pa.Array]]:
         """The raw ids (users, items) of a part as they are there, batch by batch."""
-        file = Path(part.file)
+        file = path_as_given(part.file)
         text = dict.fromkeys(self.columns.values(), pa.string())
         for batch in read_columns(file, list(self.columns.values()), text, part.row_groups):
             batch = canonical(batch.rename_columns(list(self.columns)), file)
@@ -150,10 +150,10 @@ class UnclearPairs:
 
 
 def open_source(
-    run: TrainedRun, given: Sequence[str | Path], user: str = "user", item: str = "item", part_rows: int = PART_ROWS
+    run: TrainedRun, given: Sequence[str | AnyPath], user: str = "user", item: str = "item", part_rows: int = PART_ROWS
 ) -> PairSource:
     """The input that `given` names: the run's own data set (its unclear exposures), or files of raw pairs."""
-    if len(given) == 1 and ("://" in str(given[0]) or (Path(given[0]) / DATASET_FILE).is_file()):
+    if len(given) == 1 and (path_as_given(given[0]) / DATASET_FILE).is_file():
         dataset = Dataset.open(str(given[0]))
         if dataset.fingerprint != run.dataset.fingerprint:
             raise UserError(
@@ -164,16 +164,16 @@ def open_source(
     return FilePairs(given, user, item, part_rows)
 
 
-def read_users(file: str | Path, column: str) -> pa.Array:
+def read_users(file: str | AnyPath, column: str) -> pa.Array:
     """The raw user ids in a column of a CSV or parquet file, as they are there."""
-    path = find_files([Path(file)])[0]
+    path = find_files([path_as_given(file)])[0]
     _check_columns(path, {"user": column})
     batches = read_columns(path, [column], {column: pa.string()})
     found = [canonical(batch.rename_columns(["user"]), path)["user"] for batch in batches]
     return pa.concat_arrays(found) if found else pa.array([], pa.string())
 
 
-def _check_columns(file: Path, columns: dict[str, str]) -> None:
+def _check_columns(file: AnyPath, columns: dict[str, str]) -> None:
     names = column_names(file)
     for name, column in columns.items():
         if column not in names:
@@ -183,9 +183,10 @@ def _check_columns(file: Path, columns: dict[str, str]) -> None:
             )
 
 
-def _group_rows(file: Path) -> list[int]:
+def _group_rows(file: AnyPath) -> list[int]:
     try:
-        return _rows_of_groups(pq.read_metadata(file))
+        with open_parquet(file) as parquet:
+            return _rows_of_groups(parquet.metadata)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
 

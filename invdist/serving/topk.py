@@ -46,7 +46,7 @@ class Best(NamedTuple):
     score: np.ndarray
 
 
-class Found(NamedTuple):
+class FoundItems(NamedTuple):
     """Items found for a batch of users, with their scores by tiles."""
 
     place: np.ndarray
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     score: np.ndarray
 
     @classmethod
-    def merged(cls, parts: Sequence[Found], k: int) -> Found:
+    def merged(cls, parts: Sequence[FoundItems], k: int) -> FoundItems:
         """The `k` best of each user, best first; of equal scores the lower item."""
         place, item, score = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((item, -score, place))
@@ -82,12 +82,12 @@ class Ranker:
         self._all_pairs = all_pairs(backbone)
 
     @torch.inference_mode()
-    def best(self, user: np.ndarray, rows: Tensor) -> Found:
+    def best(self, user: np.ndarray, rows: Tensor) -> FoundItems:
         """The best items of a batch of users with these rows."""
         users = self._all_pairs.users(rows)
         floor = torch.full((len(user),), -torch.inf)  # what an item must exceed
         nothing = np.empty(0, np.int64)
-        found = [Found(nothing, nothing, np.empty(0, np.float32))]
+        found = [FoundItems(nothing, nothing, np.empty(0, np.float32))]
         for number, (tile, seen) in enumerate(zip(self._tiles, self._seen_by_tile(user), strict=True)):
             scores = self._all_pairs.logits(users, tile)
             scores.view(-1)[seen] = -torch.inf
@@ -100,19 +100,19 @@ class Ranker:
                 floor = torch.nextafter(kth, kth.new_tensor(-torch.inf))
             found.append(self._above(floor, number, blocks, maxima))
             if number & (number + 1) == 0 or number == len(self._tiles) - 1:  # rarely: it costs a sort
-                found = [Found.merged(found, self.k)]
+                found = [FoundItems.merged(found, self.k)]
                 last = np.flatnonzero(rank_in_runs(found[0].place) == self.k)
                 # An item of a later tile that is only equal comes after those that were found.
                 floor[torch.from_numpy(found[0].place[last])] = torch.from_numpy(found[0].score[last])
         return found[0]
 
-    def _above(self, floor: Tensor, number: int, blocks: Tensor, maxima: Tensor) -> Found:
+    def _above(self, floor: Tensor, number: int, blocks: Tensor, maxima: Tensor) -> FoundItems:
         """The items of a tile that exceed the floor of their user."""
         place, block = (maxima > floor.unsqueeze(1)).nonzero(as_tuple=True)
         scores = blocks[place, :, block]
         of, within = (scores > floor[place].unsqueeze(1)).nonzero(as_tuple=True)
         item = self._first + number * TILE + within * _STRIDE + block[of]
-        return Found(place[of].numpy(), item.numpy(), scores[of, within].numpy())
+        return FoundItems(place[of].numpy(), item.numpy(), scores[of, within].numpy())
 
     def _seen_by_tile(self, user: np.ndarray) -> Sequence[Tensor]:
         """Flat positions in each tile of the seen items of these users."""
@@ -163,7 +163,7 @@ def batches(users: np.ndarray | range, k: int) -> Iterator[np.ndarray]:
 
 @torch.inference_mode()
 def scored(
-    model: FrozenModel, user: np.ndarray, found: Found, pairs: tuple[np.ndarray, np.ndarray] | None = None
+    model: FrozenModel, user: np.ndarray, found: FoundItems, pairs: tuple[np.ndarray, np.ndarray] | None = None
 ) -> Best:
     """What was found for a batch of users, with the model's own scores and ordered by them.
 

@@ -20,12 +20,14 @@ def markdown(study: Study, table: StudyTable, rows: Sequence[Row], dataset: Data
     labeled = dataset.rows.get("train", 0) + dataset.rows.get("training_test", 0)
     tuned = any(row.tuning for row in rows)
     tuning = f"up to {study.trials} settings tried per row, the setting" if tuned else "nothing tuned,"
+    ended = [result for row in rows for _, result in (*row.tuning, *row.runs) if result is not None]
     parts = [
         f"## {table.name}",
         f"{dataset.users:,} users, {dataset.items:,} items, {labeled:,} labeled training rows, "
         f"{dataset.rows.get('unclear', 0):,} unclear rows (data set {dataset.fingerprint}). Seeds {seeds}; "
         f"{tuning} and the epoch chosen by validation {metric_title(metric, k)}. "
-        "Test figures, mean ± standard deviation over seeds.",
+        "Test figures, mean ± standard deviation over seeds. "
+        f"{len(ended)} trials, {sum(result.seconds for result in ended) / 60:.1f} minutes of training in all.",
         _results(table, rows, k),
         *_comparisons(rows, metric, k),
         _timeline(rows),

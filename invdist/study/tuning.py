@@ -74,7 +74,7 @@ def run_trials(
             "folder": str(trial.folder),
             "config": trial.config,
             "keep": keep_checkpoints or trial.role != TUNING,
-            "ranks": config.ray.workers,
+            "ranks": config.ray.ranks,
             "cuda": cluster_uses_cuda(config),
         }
         for trial, config in settings
@@ -95,7 +95,12 @@ def run_trials(
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name="tune", storage_path=str(scratch), verbose=0, callbacks=[_Watch(by_folder, end)]
+            name="tune",
+            storage_path=str(scratch),
+            verbose=0,
+            callbacks=[_Watch(by_folder, end)],
+            # An exception in a trial is its result: only a process that died is tried again.
+            failure_config=tune.FailureConfig(max_failures=2),
         ),
     )
     # It warns that it cannot read its own records, which are turned off.
@@ -225,7 +230,7 @@ class _Watch(tune.Callback):
         self._end(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        reason = str(trial.get_ray_actor_error() or trial.get_error() or "its process died")
+        reason = str(trial.get_pickled_error() or trial.get_error() or "its process died")
         Result.failure(reason).write(Path(trial.config["trial"]["folder"]))
         self._end(trial)
 

@@ -69,7 +69,7 @@ def below_means(
     """A warning with what to try if the model's validation metric is below that of the means, else None.
 
     `loss` is the training loss of the last of `epochs` epochs. Above the log-loss of the means, the model has not
-    learned enough yet; below, it has learned its training interactions by heart.
+    learned enough yet; below, it has overfitted its training interactions.
     """
     name, gamma = config.training.metric, gamma_of(config)
     if not model[name] < means[name]:

@@ -39,8 +39,8 @@ def fit(config: Config, run: AnyPath, worker: Callable[[dict[str, str]], None] |
     (run / FAILED_FILE).unlink(missing_ok=True)
     cuda = cluster_uses_cuda(config)
     ray_config = config.ray
-    needed, present = ray_config.workers * ray_config.cpus_per_worker, ray.cluster_resources().get("CPU", 0)
-    least = (ray_config.min_workers or ray_config.workers) * ray_config.cpus_per_worker
+    needed, present = ray_config.ranks * ray_config.cpus_per_worker, ray.cluster_resources().get("CPU", 0)
+    least = (ray_config.min_workers or ray_config.ranks) * ray_config.cpus_per_worker
     if least > present:
         raise UserError(
             f"ray.workers={ray_config.workers} with ray.cpus_per_worker={ray_config.cpus_per_worker:g} need "
@@ -52,7 +52,7 @@ def fit(config: Config, run: AnyPath, worker: Callable[[dict[str, str]], None] |
 
         def _register_sigint_handler(self, controller: Any) -> None: ...
 
-    workers = (ray_config.min_workers, ray_config.workers) if ray_config.min_workers else ray_config.workers
+    workers = (ray_config.min_workers, ray_config.ranks) if ray_config.min_workers else ray_config.ranks
     trainer = Trainer(
         worker or train_worker,
         train_loop_config={"config": configs.dump(config), "run": str(run)},
@@ -77,7 +77,7 @@ def train_worker(settings: dict[str, str]) -> None:
     from ray.train import get_context
     from ray.train.torch import get_device
 
-    from invdist.data.stream.batches import StreamSpec, ray_readers
+    from invdist.data.stream.batches import Readers, StreamSpec, ray_readers
     from invdist.embeddings.shared_memory import connect
     from invdist.runtime.process import configure_process
     from invdist.training.trainer import Trainer
@@ -95,7 +95,8 @@ def train_worker(settings: dict[str, str]) -> None:
         nodes: list[Any] = [None] * comm.size
         torch.distributed.all_gather_object(nodes, ray.get_runtime_context().get_node_id(), group=comm.group)
         first = get_context().get_world_rank() == 0
-        return broadcast_from_rank_zero(ray_readers(spec, config.data.readers, sorted(set(nodes))) if first else [])
+        readers = ray_readers(spec, config.data.readers, sorted(set(nodes))) if first else Readers()
+        return broadcast_from_rank_zero(readers)
 
     try:
         trainer = Trainer(
@@ -132,7 +133,7 @@ def cluster_uses_cuda(config: Config) -> bool:
 
     if config.ray.device == "cpu":
         return False
-    gpus, needed = ray.cluster_resources().get("GPU", 0), config.ray.min_workers or config.ray.workers
+    gpus, needed = ray.cluster_resources().get("GPU", 0), config.ray.min_workers or config.ray.ranks
     few = f"{needed} workers need a GPU each, the Ray cluster has {gpus:g} (nodes may still be starting: `ray status`)"
     if config.ray.device == "cuda" and gpus < needed:
         raise UserError(f"ray.device=cuda: {few}; ask for fewer workers, or use ray.device=cpu")
@@ -170,10 +171,24 @@ def connected(cpus: int | None = None, variables: dict[str, str] | None = None) 
             stack.enter_context(private_ray(cpus=cpus, variables=variables))
         import ray
 
+        stack.enter_context(ray_prints_to_stderr())
         with _quiet_core():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)
         stack.callback(ray.shutdown)
         yield
+
+
+@contextlib.contextmanager
+def ray_prints_to_stderr() -> Iterator[None]:
+    """Inside, Ray says on stderr that a worker has died. By itself it prints that among the results on stdout."""
+    from ray._private import worker
+
+    printing = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda data, *more, **named: printing({**data, "is_err": True}, *more, **named)
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printing
 
 
 @contextlib.contextmanager

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import torch
+
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.schema import TRAINING_LABELED
+from invdist.models.build import build_backbone
+from invdist.training.second_rank import StepCost, own_cores
 
 _Number = TypeVar("_Number", int, float)
 
@@ -22,12 +26,18 @@ _GAMMA, _GAMMA_BATCH = 1e-3, 1024
 def suited(config: Config, dataset: Dataset) -> Config:
     """A copy of `config` with a number for every `auto`, by the rule in docs/using.md; other settings are unchanged."""
     suited = config.model_copy(deep=True)
-    rows = dataset.rows
+    rows, ray = dataset.rows, suited.ray
     if suited.data.batch_size == "auto":
         labels = sum(rows[split] for split in TRAINING_LABELED)
         size = next((size for below, size in _BATCH_BELOW if labels < below), _LARGEST_BATCH)
         # Every worker has at least one row of a step.
-        suited.data.batch_size = max(min(size, rows["train"] // _STEPS_PER_EPOCH), suited.ray.workers)
+        least = 1 if ray.workers == "auto" else ray.workers
+        suited.data.batch_size = max(min(size, rows["train"] // _STEPS_PER_EPOCH), least)
+    if ray.workers == "auto":
+        cores, gpus = own_cores(), 0 if ray.device == "cpu" else torch.cuda.device_count()
+        ray.workers = min(gpus, suited.data.batch_size) or cost_of(suited).best_ranks(suited.data.batch_size, cores)
+        if ray.workers == 1 and not gpus:
+            ray.cpus_per_worker = max(ray.cpus_per_worker, float(cores))
     if suited.optimizer.gamma == "auto":
         suited.optimizer.gamma = _GAMMA * (suited.data.batch_size / _GAMMA_BATCH) ** 0.5
     return suited
@@ -43,6 +53,12 @@ def again_automatic(config: Config, dataset: Dataset) -> list[str]:
     if config.optimizer.gamma == chosen.optimizer.gamma:
         found.append("optimizer.gamma=auto")
     return found
+
+
+def cost_of(config: Config) -> StepCost:
+    """What a step of a config costs on the CPU."""
+    with torch.device("meta"):  # shapes without memory
+        return StepCost.of(build_backbone(config.model, config.rows, config.tower, config.exposures))
 
 
 def batch_size(config: Config) -> int:

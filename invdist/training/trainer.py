@@ -37,6 +37,7 @@ from invdist.training.late import Answers, StepLog, Taken
 from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
 from invdist.training.scoring import Probe, SplitScorer
+from invdist.training.second_rank import too_many_ranks
 from invdist.training.totals import EpochTotals, RunTotals
 from invdist.training.vectors import load_or_learn
 
@@ -169,6 +170,8 @@ class Trainer:
             rows_per_epoch=self._rows_per_epoch(),
             epochs=self._last_epoch,
         )
+        if message := too_many_ranks(self.comm, self.model.backbone, self.streams[0].spec.batch_size):
+            self.events.write("warning", message=message)
 
     # One epoch
 

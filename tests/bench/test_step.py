@@ -55,12 +55,13 @@ def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["plain_vs_fused"] == pytest.approx(figures["plain_ms"] / figures["fused_ms"])
     assert figures["ig_vs_fused"] == pytest.approx(figures["ig_ms"] / figures["fused_ms"])
     assert figures["speedup_vs_textbook"] == pytest.approx(figures["textbook_ms"] / figures["ig_ms"])
-    # Ids and rows of (64 + 64) pairs out, gradients of both back, deltas of V; half of each stays at home.
+    # Ids and rows of (64 + 64) pairs out, gradients of both back, deltas of V; half of each stays on its rank.
     rows = 2 * 64 * 8 * 4
     assert 0.35 * 5 * rows < figures["bytes_sent_per_rank"] < 1.1 * 5 * rows
     assert figures["plain_bytes_sent_per_rank"] < figures["bytes_sent_per_rank"] / 2
 
 
+@pytest.mark.slow
 def test_scale(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         bench.main(["scale", "--json", "--rows", "400", "4000", "--dim", "8", "--batch", "32", "--repeats", "3"]) == 0

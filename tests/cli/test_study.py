@@ -91,6 +91,7 @@ def test_all_trials_share_one_set_of_exposure_vectors(tmp_path: Path, ray_cluste
     assert open_run(scored[0]).config.exposures.vectors
 
 
+@pytest.mark.slow
 def test_a_killed_study_continues_without_repeating_what_is_done(tmp_path: Path, ray_cluster: PrivateRay):
     mapping = tiny(tmp_path, concurrent=1)
     path = written(mapping, tmp_path)

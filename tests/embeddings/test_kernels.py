@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from invdist.embeddings import row_moves
 from invdist.embeddings.kernels import SOURCE, kernels
-from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_rows
+from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_rows, square_sum
 from invdist.embeddings.row_optimizers import Adam, ColumnGroup
+from invdist.learning.losses import inverse_dual_loss, log_loss_sums
 from invdist.runtime.native import compiled
 
 ROWS = 5000
@@ -81,6 +84,40 @@ def test_adam_gives_the_same_rows(without, groups: tuple) -> None:
     for one, other in zip(*ends, strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-9)
         assert (one != other).sum() < 64
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 2048, 5003])
+def test_sums_are_those_of_float64(count: int) -> None:
+    torch.manual_seed(2)
+    logits, label = torch.randn(3, count) * torch.tensor([[0.01], [3.0], [300.0]]), torch.randint(2, (count,)).float()
+    exact = binary_cross_entropy_with_logits(logits.double(), label.double().expand_as(logits), reduction="none")
+    assert torch.allclose(log_loss_sums(logits, label), exact.sum(1), rtol=2e-7)
+    assert square_sum(logits) == pytest.approx(float(logits.double().square().sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("logit", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_a_logit_that_is_not_finite_has_the_loss_of_torch(without, logit: float, label: float) -> None:
+    for pairs in (1, 40):
+        logits, labels = torch.zeros(2, pairs), torch.full((pairs,), label)
+        logits[1, pairs // 2] = logit
+        found = log_loss_sums(logits, labels)
+        assert torch.allclose(found, without(log_loss_sums, logits, labels), equal_nan=True)
+        assert found[0].isfinite()
+        assert not found[1].isfinite()
+
+
+def test_the_dual_loss_and_its_gradient_are_those_of_torch_operators(without) -> None:
+    special = [0.0, -0.0, 1e-30, -1e-9, 1e-4, 37.0, -90.0, 800.0, math.nan]
+    logit = torch.cat([torch.tensor(special), torch.randn(500) * 5]).requires_grad_()
+
+    def of(logit: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss, annotation = inverse_dual_loss(logit)
+        return loss, *annotation, torch.autograd.grad(loss.sum(), logit)[0]
+
+    for one, other in zip(of(logit), without(of, logit), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.allclose(one, other, rtol=1e-13 if one.dtype == torch.float64 else 1e-6, atol=0, equal_nan=True)
 
 
 def test_a_row_that_is_not_there_is_an_error() -> None:

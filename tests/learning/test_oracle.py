@@ -66,8 +66,8 @@ COMBINATIONS = [
     (case, sharding)
     for case in CASES
     for sharding in SHARDINGS
-    if sharding != "data_parallel" or case.candidates == LINE_SEARCH
-]
+    if "data_parallel" not in sharding or case.candidates == LINE_SEARCH
+] + [(CASES[1], "data_parallel/row_wise")]
 
 
 def _train(rank: int, ranks: int, as_on_gpu: bool) -> list[tuple]:
@@ -120,7 +120,10 @@ def _textbook(case: Case, first: dict[str, Tensor]) -> tuple[list[float], Tensor
     return directions, losses, oracle.weights()
 
 
-@pytest.mark.parametrize(("ranks", "as_on_gpu"), [(1, False), (2, False), (4, False), (2, True)])
+@pytest.mark.parametrize(
+    ("ranks", "as_on_gpu"),
+    [(1, False), (2, False), pytest.param(4, False, marks=pytest.mark.slow), (2, True)],
+)
 def test_directions_and_weights_are_those_of_the_textbook(ranks: int, as_on_gpu: bool, expected: dict) -> None:
     by_rank = run_ranks(_train, ranks, as_on_gpu, timeout=400)
     wrong = []

@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper as in a textbook: one process, deep copies of the model, plain autograd.
 
-What the engine does over sharded rows is held against this. It is slow and shares no code with the engine.
+What the engine does over sharded rows is compared with this. It is slow and shares no code with the engine.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_an_inverse_gradient_step_by_hand() -> None:
 def test_bytes_do_not_depend_on_tables_and_hardly_on_ranks() -> None:
     large = replace(JOB, users=10**9, items=10**8)
     assert ig_traffic(large, ROW_WISE) == ig_traffic(JOB, ROW_WISE)
-    # The same 1,024 pairs a rank on ever more ranks: bounded by the case in which nothing stays at home.
+    # The same 1,024 pairs a rank on ever more ranks: bounded by the case in which every row is on another rank.
     totals = [ig_traffic(replace(JOB, gpus=g, batch=1024 * g), ROW_WISE).total for g in (2, 8, 64, 1024)]
     rows_of_all = 5 * 2 * 1024 * 32 * 4
     assert totals == sorted(totals)

@@ -86,6 +86,7 @@ def test_an_address_of_another_machine_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_token_of_another_ray_is_not_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray prefers the variable to the file: a private head would refuse its own driver."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of another")

@@ -90,7 +90,7 @@ def test_parts_that_are_cut_elsewhere_are_another_input(tmp_path: Path, monkeypa
     three, four, again = (FilePairs([Path("p.parquet")], part_rows=rows) for rows in (30, 40, 30))
     assert len(three.parts) == len(four.parts) == 2
     assert three.identity() == again.identity() != four.identity()
-    assert {part.file for part in three.parts} == {str(tmp_path / "p.parquet")}  # workers are at home elsewhere
+    assert {part.file for part in three.parts} == {str(tmp_path / "p.parquet")}  # workers have another current folder
 
 
 def test_unclear_exposures_are_those_of_the_data_set_in_order(tiny_data: Path) -> None:

@@ -19,7 +19,7 @@ from invdist.runtime.errors import UserError
 from invdist.serving.raw_ids import RawIds
 from invdist.serving.run import TrainedRun, find_run, open_run
 from invdist.serving.sharded import choice
-from invdist.serving.sharded.ids import IdShare, share_of, words
+from invdist.serving.sharded.ids import IdShare, share_of
 from invdist.serving.sharded.slices import Cut
 from invdist.serving.sharded.workers import Workers
 from tests.runs import train_here
@@ -31,7 +31,7 @@ def _files(folder: Path) -> Files:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _pairs(folder: Path, rows: int = 70_000) -> Path:
+def raw_pairs(folder: Path, rows: int = 70_000) -> Path:
     """Raw pairs; some users and items are unknown, some ids missing."""
     source = np.random.default_rng(0)
     user = pa.array(source.integers(210, size=rows), mask=source.random(rows) < 0.01)
@@ -56,7 +56,9 @@ COMMANDS: dict[str, Callable[[list[str], Path], int]] = {
 }
 
 
-def _run(command: str, run: Path, tables: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Files, str]:
+def run_command(
+    command: str, run: Path, tables: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[Files, str]:
     """The files a command writes, and what it prints if it writes none."""
     to, how = folder / f"{command}-{tables}", ["--run", str(run), "--tables", tables]
     capsys.readouterr()
@@ -82,9 +84,9 @@ def workers(run: Path, ray_cluster: object, monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_command_gives_the_same_bytes(
     run: Path, workers: Workers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _pairs(tmp_path)
+    raw_pairs(tmp_path)
     for command in COMMANDS:
-        whole, sharded = (_run(command, run, tables, tmp_path, capsys) for tables in ("whole", "sharded"))
+        whole, sharded = (run_command(command, run, tables, tmp_path, capsys) for tables in ("whole", "sharded"))
         assert sharded == whole, command
         assert whole[0] or whole[1]
 
@@ -131,19 +133,6 @@ def test_shares_of_ids_know_every_id_once(text: bool) -> None:
     for number, one in enumerate(shares):
         found[share == number] = one.indices(asked.filter(pa.array(share == number)))
     np.testing.assert_array_equal(found, RawIds(raw).indices(asked))
-
-
-def test_ids_with_the_same_word_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("invdist.serving.sharded.ids.words", lambda ids: np.zeros(len(ids), np.uint64))
-    share = IdShare([pa.array(["a", "b", "c"])], 0, 1)
-    assert share.indices(pa.array(["c", "x", "a", "b"])).tolist() == [2, -1, 0, 1]
-
-
-def test_a_word_is_that_of_the_id_wherever_it_is_in_an_array() -> None:
-    ids = pa.array(["ab", "", "ba", "abc", "b"])
-    assert len(set(words(ids).tolist())) == 5
-    assert words(ids.slice(2, 2)).tolist() == words(ids).tolist()[2:4]
-    assert words(ids.slice(1, 1)).tolist() == words(pa.array([""])).tolist()
 
 
 def test_tables_are_whole_where_they_fit(trained_run: Path) -> None:

@@ -17,7 +17,7 @@ from invdist.runtime.errors import UserError
 from invdist.runtime.process import one_thread
 from invdist.serving.all_pairs import Pairwise, all_pairs
 from invdist.serving.seen import SeenPairs
-from invdist.serving.topk import TILE, Found, Ranker, TopK, batches, prepared_items, scored
+from invdist.serving.topk import TILE, FoundItems, Ranker, TopK, batches, prepared_items, scored
 
 USERS = 300
 
@@ -123,7 +123,7 @@ def test_the_best_of_slices_are_the_best_of_all_to_the_bit(kind: str, k: int) ->
     with one_thread():
         for batch in batches(users, k):
             parts = [ranker.best(batch, model.user[torch.from_numpy(batch)]) for ranker in rankers]
-            merged.append(scored(model, batch, Found.merged(parts, k)))
+            merged.append(scored(model, batch, FoundItems.merged(parts, k)))
     for one, whole in zip(merged, TopK(model, k, seen).of(users), strict=True):
         for found, expected in zip(one, whole, strict=True):
             np.testing.assert_array_equal(found, expected)

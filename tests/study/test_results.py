@@ -87,11 +87,12 @@ def test_compared_settings_have_the_directions_of_their_epochs_over_seeds(tmp_pa
     by_seed = [[{"direct": 4}, {"direct": 1, "pass": 3}], [{"direct": 2, "inverse": 2}]]
     runs = []
     for seed, epochs in enumerate(by_seed):
-        result = Result(status="finished", best=0.7, test={"auc": 0.7}, directions={"direct": 1})
+        result = Result(status="finished", best=0.7, test={"auc": 0.7}, directions={"direct": 1}, seconds=45.0)
         runs.append(_trial(tmp_path, "ig", "seed", seed, result))
         events = [{"event": "epoch", "epoch": number, "directions": way} for number, way in enumerate(epochs)]
         (runs[-1].folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     row = results.row(Case("feed", "ig", "gmf", (("ig.alpha_ratio", 10),)), runs, {})
     text = markdown(study, study.tables[0], [row], _dataset({}), "auc", 10)
+    assert "2 trials, 1.5 minutes of training in all." in text
     assert "| direct / pass / inverse in epoch | 0 | 1 |" in text
     assert "| ig, alpha_ratio 10 on gmf | 75% / 0% / 25% | 25% / 75% / 0% |" in text

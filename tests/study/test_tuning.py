@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
+from invdist.runtime.private_ray import PrivateRay
 from invdist.study import tuning
+from invdist.study.run import run as run_study
 from invdist.study.space import Case
-from invdist.study.spec import Stopping
+from invdist.study.spec import Stopping, load
 from invdist.study.trial import STOPPED, Result, Trial
 from invdist.training.history import METRICS_FILE
+from tests.study.specs import tiny, written
 
 _CONFIG = "data: {path: x}\n"
 
@@ -93,3 +98,27 @@ def test_a_repeated_epoch_counts_once(tmp_path: Path, monkeypatch: pytest.Monkey
     payload = {"folder": str(folder), "config": _CONFIG, "ranks": 1, "keep": False, "cuda": False}
     tuning._train({"trial": payload})
     assert told == [0.6, 0.7, 0.8]
+
+
+@pytest.mark.slow
+def test_a_study_survives_processes_that_die(
+    tmp_path: Path, ray_cluster: PrivateRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`none` dies once and is started again; `means` dies every time and is listed as failed."""
+    train, deaths = tuning._train, tmp_path / "deaths"
+
+    def dies(config: dict[str, Any]) -> None:
+        if "means" in config["trial"]["case"] or not deaths.exists():
+            with deaths.open("a") as file:
+                file.write(config["trial"]["case"] + "\n")
+            os._exit(1)
+        train(config)
+
+    monkeypatch.setattr(tuning, "_train", dies)
+    study = load(written(tiny(tmp_path, strategies=["none"], seeds=[0], trials=1, concurrent=1), tmp_path))
+    results = run_study(study, say=lambda line: None)
+    rows = {row["strategy"]: row for row in pq.read_table(study.path / "results.parquet").to_pylist()}
+    assert {name: row["status"] for name, row in rows.items()} == {"none": "finished", "means": "failed"}
+    assert rows["none"]["test_auc"] is not None
+    assert deaths.read_text().split() == ["feed/none-gmf", *["feed/means"] * 3]
+    assert "died" in results.read_text().split("Trials that failed")[1]

@@ -32,10 +32,10 @@ from invdist.training.growth import ById, check_growth, joined, settings_from
 from invdist.training.history import History
 from invdist.training.trainer import Trainer
 from tests.distributed import run_ranks
+from tests.embeddings.sharded import SHARDINGS, sharding_options
 from tests.runs import train_here
 from tests.training.checkpointing import assembled, build, held
 
-SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 OPTIMIZERS = ("adam", "rowwise_adagrad")
 Ids = dict[str, list[int]]
 Day = dict[str, Any]
@@ -68,7 +68,7 @@ def _live(rank: int, size: int, folder: str, days: list[Day]) -> dict[tuple[str,
         strategy = build(
             "srns",
             seed=number,
-            sharding=day["sharding"],
+            **sharding_options(day["sharding"]),
             optimizer=day["optimizer"],
             users=len(ids["user"]),
             items=len(ids["item"]),
@@ -144,7 +144,9 @@ def _shuffled(days: list[Day], seed: int) -> list[Day]:
 def _random_days(seed: int) -> list[Day]:
     rng = np.random.default_rng(seed)
     drawn = [{table: rng.permutation(30)[:12].tolist() for table in ("user", "item")} for _ in range(3)]
-    return [{**ids, "sharding": SHARDINGS[(seed + n) % 4], "optimizer": "adam"} for n, ids in enumerate(drawn)]
+    return [
+        {**ids, "sharding": SHARDINGS[(seed + n) % len(SHARDINGS)], "optimizer": "adam"} for n, ids in enumerate(drawn)
+    ]
 
 
 @pytest.mark.slow

@@ -52,6 +52,14 @@ class DailyFeed(SyntheticLog):
         """None: who has not come yet is not there."""
         return
 
+    def pieces(self, rows: int, size: int) -> list[Any]:
+        """All days: those of a synthetic feed follow from each other."""
+        return [None]
+
+    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
+        """All days."""
+        return self.batches()
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The exposures of each day, by the tastes of the day."""
         first, at_end = day_number(FIRST_DAY), self.world.user_factors

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
+from invdist.data.prepare.readers import open_stream
 from invdist.data.prepare.splitting import TEST, VALID, by_given
 from invdist.data.sorted_sets import contains
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath
 
 FindIds = Callable[[list[str]], np.ndarray]
 """From ids written as text to their final indices (int64), -1 for ids that the log does not have."""
@@ -20,7 +21,7 @@ _DELIMITERS = (b"\t", b"::", b",")
 class GivenSplit:
     """Pairs of two files (plain or gzip, one pair per line, further fields ignored); every other row is train."""
 
-    def __init__(self, valid: Path, test: Path) -> None:
+    def __init__(self, valid: AnyPath, test: AnyPath) -> None:
         self._pairs = {VALID: _read_pairs(valid), TEST: _read_pairs(test)}
         self._paths = {VALID: valid, TEST: test}
         self._keys: dict[int, np.ndarray] = {}
@@ -66,12 +67,11 @@ class GivenSplit:
         )
 
 
-def _read_pairs(path: Path) -> tuple[list[str], list[str]]:
-    opener = gzip.open if path.suffix == ".gz" else open
+def _read_pairs(path: AnyPath) -> tuple[list[str], list[str]]:
     try:
-        with opener(path, "rb") as file:
+        with open_stream(path) as file:
             lines = file.read().splitlines()
-    except (OSError, EOFError) as error:
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read the given split {path}: {error}") from error
     if not lines:
         raise UserError(f"{path} is empty; expected one pair of user and item per line")

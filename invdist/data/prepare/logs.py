@@ -6,7 +6,6 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from invdist.data.prepare.readers import (
     user_errors,
 )
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath
 
 _MEASURED = ("play_time", "duration", "rating")
 
@@ -67,7 +67,7 @@ class FileLog(MappedIds):
     def __init__(
         self,
         kind: str,
-        files: Sequence[Path],
+        files: Sequence[AnyPath],
         columns: Mapping[str, str],
         needed: Sequence[str],
         *,
@@ -81,7 +81,7 @@ class FileLog(MappedIds):
         self.utc_offset, self.factors = utc_offset, dict(factors or {})
         self.has_day = utc_offset is not None
         self.looks = id_type != "string" and any(file.suffix != ".parquet" for file in self.files)
-        self.times: dict[str, Path] = {}
+        self.times: dict[str, AnyPath] = {}
         """Of which kinds the times are that were read, each with a file that has it."""
         self._id_types: dict[str, pa.DataType] = {"user": pa.string(), "item": pa.string()}
         self.columns = {name: columns[name] for name in ("user", "item", *needed)}
@@ -154,7 +154,7 @@ class FileLog(MappedIds):
             return read_columns(piece.file, names, types, range(piece.start, piece.stop))
         return read_columns(piece.file, names, types, csv=self.csv, lines=(piece.start, piece.stop))
 
-    def _find_columns(self, file: Path, optional: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
+    def _find_columns(self, file: AnyPath, optional: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
         """The names that the columns have in this file."""
         names = column_names(file, self.csv)
         found = {}
@@ -169,7 +169,7 @@ class FileLog(MappedIds):
                 )
         return found
 
-    def _complete(self, batch: pa.RecordBatch, file: Path) -> pa.RecordBatch:
+    def _complete(self, batch: pa.RecordBatch, file: AnyPath) -> pa.RecordBatch:
         """The batch with units converted and, if wanted, days."""
         columns = dict(zip(batch.schema.names, batch.columns))
         for name, factor in self.factors.items():
@@ -241,20 +241,20 @@ class KuaiRandLog(FileLog):
         "date": "date",
     }
 
-    def __init__(self, inputs: Sequence[Path], needed: Sequence[str], utc_offset: float | None) -> None:
+    def __init__(self, inputs: Sequence[AnyPath], needed: Sequence[str], utc_offset: float | None) -> None:
         # Folders: exposures are taken where the rule can use them.
         patterns = ["log_*", "exposures_*"] if set(needed) == {"long_view"} else ["log_*"]
         files = find_files(inputs, *patterns)
         super().__init__("kuairand", files, self._COLUMNS, needed, usual=self._COLUMNS, utc_offset=utc_offset)
 
-    def _find_columns(self, file: Path, optional: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
+    def _find_columns(self, file: AnyPath, optional: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
         if not _is_exposures(file):
             return super()._find_columns(file, optional, usual)
         if set(self.columns) - {"user", "item", "long_view"}:
             raise UserError(f"{file} has no play times; only rule=long_view can label exposures files")
         return super()._find_columns(file, {"time": "seq"}, {"time": ""})
 
-    def _complete(self, batch: pa.RecordBatch, file: Path) -> pa.RecordBatch:
+    def _complete(self, batch: pa.RecordBatch, file: AnyPath) -> pa.RecordBatch:
         if not _is_exposures(file):
             return super()._complete(batch, file)
         columns = dict(zip(batch.schema.names, batch.columns))
@@ -264,7 +264,7 @@ class KuaiRandLog(FileLog):
         return pa.RecordBatch.from_pydict(columns)
 
 
-def _is_exposures(file: Path) -> bool:
+def _is_exposures(file: AnyPath) -> bool:
     return file.name.startswith("exposures_")
 
 
@@ -273,7 +273,7 @@ class Ml1mLog(MappedIds):
 
     has_time = True
 
-    def __init__(self, path: Path, utc_offset: float | None = None) -> None:
+    def __init__(self, path: AnyPath, utc_offset: float | None = None) -> None:
         self.path = find_files([path / "ratings.dat" if path.is_dir() else path])[0]
         self.utc_offset, self.has_day = utc_offset, utc_offset is not None
 
@@ -313,7 +313,7 @@ class Ml1mLog(MappedIds):
             with open_stream(self.path) as stream:
                 yield stream
             return
-        with zipfile.ZipFile(self.path) as archive:
+        with self.path.open("rb") as file, zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
             names = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] == "ratings.dat"]
             if not names:
                 raise UserError(f"{self.path} has no ratings.dat; expected the published ml-1m.zip")
@@ -321,13 +321,13 @@ class Ml1mLog(MappedIds):
                 yield pa.PythonFile(member, mode="r")
 
 
-def _note_time(times: dict[str, Path], kind: pa.DataType, file: Path) -> None:
+def _note_time(times: dict[str, AnyPath], kind: pa.DataType, file: AnyPath) -> None:
     """Remembers of what type a file's times are."""
     if not pa.types.is_null(kind):
         note_times(times, {"timestamps" if is_calendar(kind) else "numbers": file})
 
 
-def note_times(times: dict[str, Path], more: Mapping[str, Path]) -> None:
+def note_times(times: dict[str, AnyPath], more: Mapping[str, AnyPath]) -> None:
     """Adds kinds of times, each with a file that has it; `UserError` if those of one log are not comparable."""
     for kind, file in more.items():
         times.setdefault(kind, file)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from invdist.data.dataset import Dataset
 from invdist.data.prepare.ids import id_table
 from invdist.data.prepare.labeling import Labeling
 from invdist.data.prepare.options import Options
+from invdist.data.prepare.row_rules import pair_of_indices
 from invdist.data.prepare.spill import BUCKETS, Spill
 from invdist.data.prepare.splitting import Shares
 from invdist.data.prepare.writer import DatasetWriter
@@ -35,7 +36,7 @@ pc: Any = pyarrow.compute  # its functions are generated at import, unseen by ty
 GONE = -1
 """The index of an id that was dropped."""
 Entity = Literal["users", "items"]
-_ROW = np.dtype(
+ROW = np.dtype(
     [("user", "i4"), ("item", "i4"), ("label", "i1"), ("split", "i1"), ("day", "i4"), ("truth", "f4"), ("today", "?")]
 )
 
@@ -97,58 +98,34 @@ class Joined:
         return self.table.num_rows
 
 
-class Growth:
-    """Writes the rows of `base` that are carried along and those of `today` as one data set."""
+class GrowthRules:
+    """What becomes of the rows of both data sets, as functions of the rows alone: in one process or in many."""
 
-    def __init__(self, base: Dataset, today: Dataset, options: Options, writer: DatasetWriter) -> None:
-        self.base, self.today, self.options, self.writer = base, today, options, writer
-        self.day = day_of(base) + 1
-        self.ids: dict[Entity, Joined] = {
-            "users": Joined(base, today, "users", options.drop_unseen),
-            "items": Joined(base, today, "items", options.drop_unseen),
-        }
-        self.counts: Counter[str] = Counter()
-        self._spill = Spill(writer.folder / "growing", _ROW)
+    def __init__(self, day: int, options: Options, ids: Mapping[Entity, Joined]) -> None:
+        self.day, self.options = day, options
+        self._before, self._today = ([getattr(joined, when) for joined in ids.values()] for when in ("before", "today"))
 
-    def write(self) -> dict[str, Any]:
-        """Writes rows and id tables; gives what the manifest of the day says otherwise than that of its log."""
-        for entity, joined in self.ids.items():
-            if not len(joined):
-                raise UserError(f"drop_unseen={self.options.drop_unseen} leaves no {entity}")
-            self.writer.add_table(entity, f"{entity}.parquet", joined.table)
-        try:
-            for dataset, today in ((self.base, False), (self.today, True)):
-                for rows in self._rows(dataset, today):
-                    self._spill.append(rows, self._bucket(rows))
-            self._spill.close()
-            self._write_rows()
-        finally:
-            self._spill.remove()
-        self._write_latent()
-        return self._manifest()
-
-    def _rows(self, dataset: Dataset, today: bool) -> Iterator[np.ndarray]:
-        """The rows of a data set by the new ids; of the base those of the days to keep, with ids that are left."""
+    def read(self, dataset: Dataset, today: bool, split: str, shard: int, counts: Counter[str]) -> Iterator[np.ndarray]:
+        """The rows of a shard by the new ids; of the base those of the days to keep, with ids that are left."""
         first = 0 if self.options.keep is None else self.day - self.options.keep
-        user, item = (joined.today if today else joined.before for joined in self.ids.values())
+        user, item = self._today if today else self._before
         dated = ["day"] if day_of(dataset) else []
-        for number, split in enumerate(SPLITS):
-            labels = ["label"] if split in LABELED_SPLITS or dataset.manifest.get("set_aside") else []
-            truth = dataset.scan("truth") if split == "unclear" else None
-            for batch in dataset.scan(split, ["user", "item", *labels, *dated]):
-                rows = np.zeros(len(batch), _ROW)
-                rows["user"], rows["item"] = user[batch["user"].to_numpy()], item[batch["item"].to_numpy()]
-                rows["label"] = batch["label"].to_numpy() if labels else UNCLEAR_LABEL
-                rows["split"], rows["today"] = number, today
-                rows["day"] = self.day if today else batch["day"].to_numpy() if dated else 0
-                rows["truth"] = np.nan if truth is None else next(truth)["truth"].to_numpy()
-                left, old = (rows["user"] != GONE) & (rows["item"] != GONE), rows["day"] < first
-                if not today:
-                    self._set_aside(rows, old)
-                kept = left & ~old if self.options.older == "drop" else left
-                self.counts["dropped_rows"] += int(np.count_nonzero(~left))
-                self.counts["rows_outside_window"] += int(np.count_nonzero(left & ~kept))
-                yield rows[kept]
+        labels = ["label"] if split in LABELED_SPLITS or dataset.manifest.get("set_aside") else []
+        truth = dataset.scan("truth", shard=shard) if split == "unclear" else None
+        for batch in dataset.scan(split, ["user", "item", *labels, *dated], shard=shard):
+            rows = np.zeros(len(batch), ROW)
+            rows["user"], rows["item"] = user[batch["user"].to_numpy()], item[batch["item"].to_numpy()]
+            rows["label"] = batch["label"].to_numpy() if labels else UNCLEAR_LABEL
+            rows["split"], rows["today"] = SPLITS.index(split), today
+            rows["day"] = self.day if today else batch["day"].to_numpy() if dated else 0
+            rows["truth"] = np.nan if truth is None else next(truth)["truth"].to_numpy()
+            left, old = (rows["user"] != GONE) & (rows["item"] != GONE), rows["day"] < first
+            if not today:
+                self._set_aside(rows, old)
+            kept = left & ~old if self.options.older == "drop" else left
+            counts["dropped_rows"] += int(np.count_nonzero(~left))
+            counts["rows_outside_window"] += int(np.count_nonzero(left & ~kept))
+            yield rows[kept]
 
     def _set_aside(self, rows: np.ndarray, old: np.ndarray) -> None:
         """Makes old labels unclear that a model has learned from, but for a share that it learns from again.
@@ -160,28 +137,17 @@ class Growth:
         rows["split"][labeled & ~aside & (rows["split"] == _UNCLEAR)] = _NOT_LEARNED[0]
         rows["truth"][aside], rows["split"][aside] = rows["label"][aside], _UNCLEAR
 
-    def _words(self, rows: np.ndarray, *purpose: int | str) -> np.ndarray:
-        """A random word (uint64) for each pair."""
-        pair = rows["user"].astype(np.uint64) << np.uint64(32) | rows["item"].astype(np.uint64)
-        return hashing.mix(hashing.key(self.options.seed, *purpose), pair)
-
-    def _bucket(self, rows: np.ndarray) -> np.ndarray:
+    def bucket(self, rows: np.ndarray) -> np.ndarray:
+        """The bucket (uint8) of each row, by its pair."""
         return (self._words(rows, "onto") % np.uint64(BUCKETS)).astype(np.uint8)
 
-    def _write_rows(self) -> None:
-        training_test = self.options.training_test_fraction
-        shares = Shares([1 - training_test, training_test])
-        for bucket, rows in enumerate(self._spill.buckets()):
-            rows = self._one_per_pair(rows)
-            rows = rows[hashing.permutation(hashing.key(self.options.seed, "onto", bucket), len(rows))]
-            # What validated and tested a model of an earlier day is the past by now: something to learn from.
-            past = ~rows["today"] & np.isin(rows["split"], _NOT_LEARNED)
-            rows["split"][past] = shares.cut(int(np.count_nonzero(past)))
-            self.counts["carried_rows"] += int(np.count_nonzero(~rows["today"]))
-            for number, split in enumerate(SPLITS):
-                self._add(split, rows[rows["split"] == number])
+    def _words(self, rows: np.ndarray, *purpose: int | str) -> np.ndarray:
+        """A random word (uint64) for each pair."""
+        pairs = pair_of_indices(rows["user"], rows["item"])
+        return hashing.mix(hashing.key(self.options.seed, *purpose), pairs)
 
-    def _one_per_pair(self, rows: np.ndarray) -> np.ndarray:
+    def clean(self, bucket: int, rows: np.ndarray, counts: Counter[str]) -> np.ndarray:
+        """One row per pair of a bucket, in random order."""
         rows = rows[np.lexsort((rows["today"], rows["item"], rows["user"]))]
         again = (rows["user"][1:] == rows["user"][:-1]) & (rows["item"][1:] == rows["item"][:-1])
         keep = np.ones(len(rows), bool)
@@ -189,17 +155,78 @@ class Growth:
             keep[:-1] = ~again
         else:
             keep[1:] = ~again
-        self.counts["pairs_seen_before"] += int(np.count_nonzero(again))
-        return rows[keep]
+        counts["pairs_seen_before"] += int(np.count_nonzero(again))
+        rows = rows[keep]
+        counts["carried_rows"] += int(np.count_nonzero(~rows["today"]))
+        return rows[hashing.permutation(hashing.key(self.options.seed, "onto", bucket), len(rows))]
 
-    def _add(self, split: str, rows: np.ndarray) -> None:
-        names = ["user", "item", "label", "day", *(["truth"] if split == "unclear" else [])]
-        self.writer.add(split, {name: np.ascontiguousarray(rows[name]) for name in names})
+    def past(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows (bool) validated or tested a model of an earlier day: something to learn from by now."""
+        return ~rows["today"] & np.isin(rows["split"], _NOT_LEARNED)
+
+    def shares(self) -> Shares:
+        """How rows of the past are cut into train and training_test, bucket by bucket."""
+        training_test = self.options.training_test_fraction
+        return Shares([1 - training_test, training_test])
+
+
+class Growth:
+    """A day's data set `today`, with the rows of `base` that are carried along. Its ids are joined here, in memory."""
+
+    def __init__(self, base: Dataset, today: Dataset, options: Options) -> None:
+        self.base, self.today, self.options = base, today, options
+        self.day = day_of(base) + 1
+        self.ids: dict[Entity, Joined] = {
+            "users": Joined(base, today, "users", options.drop_unseen),
+            "items": Joined(base, today, "items", options.drop_unseen),
+        }
+        for entity, joined in self.ids.items():
+            if not len(joined):
+                raise UserError(f"drop_unseen={options.drop_unseen} leaves no {entity}")
+        self.rules = GrowthRules(self.day, options, self.ids)
+        self.counts: Counter[str] = Counter()
+
+    def tables(self) -> Iterator[tuple[str, str, pa.Table]]:
+        """(name, file, content) of the id tables."""
+        return ((entity, f"{entity}.parquet", joined.table) for entity, joined in self.ids.items())
+
+    def shards(self) -> Iterator[tuple[bool, str, int]]:
+        """(of today, split, number) of all shards of both."""
+        for dataset, today in ((self.base, False), (self.today, True)):
+            for split in SPLITS:
+                yield from ((today, split, number) for number in range(len(dataset.shards(split))))
+
+    def write(self, writer: DatasetWriter) -> dict[str, Any]:
+        """Writes all; gives what the manifest of the day says otherwise than that of its log."""
+        for table in self.tables():
+            writer.add_table(*table)
+        spill = Spill(writer.folder / "growing", ROW)
+        try:
+            for today, split, number in self.shards():
+                dataset = self.today if today else self.base
+                for rows in self.rules.read(dataset, today, split, number, self.counts):
+                    spill.append(rows, self.rules.bucket(rows))
+            spill.close()
+            shares = self.rules.shares()
+            for bucket, rows in enumerate(spill.buckets()):
+                rows = self.rules.clean(bucket, rows, self.counts)
+                past = self.rules.past(rows)
+                rows["split"][past] = shares.cut(int(np.count_nonzero(past)))
+                for number, split in enumerate(SPLITS):
+                    self._add(writer, split, rows[rows["split"] == number])
+        finally:
+            spill.remove()
+        for table in self.latent():
+            writer.add_table(*table)
+        return self.manifest(writer.rows["unclear"])
+
+    def _add(self, writer: DatasetWriter, split: str, rows: np.ndarray) -> None:
+        writer.add(split, {name: np.ascontiguousarray(rows[name]) for name in columns_of(split)})
         if split in LABELED_SPLITS:
             self.counts[f"{split} positives"] += int(np.count_nonzero(rows["label"] == 1))
             self.counts[f"{split} negatives"] += int(np.count_nonzero(rows["label"] == 0))
 
-    def _write_latent(self) -> None:
+    def latent(self) -> Iterator[tuple[str, str, pa.Table]]:
         """The truth behind a synthetic feed: that of the day, and the last one known of who was not seen on it."""
         for entity, joined in self.ids.items():
             name = f"latent_{entity}"
@@ -210,9 +237,10 @@ class Growth:
             for at, index in ((0, joined.before), (tables[0].num_rows, joined.today)):
                 source[index[index != GONE]] = at + np.flatnonzero(index != GONE)
             table = pa.concat_tables(tables).take(pa.array(source))
-            self.writer.add_table(name, f"latent/{entity}.parquet", table.combine_chunks())
+            yield name, f"latent/{entity}.parquet", table.combine_chunks()
 
-    def _manifest(self) -> dict[str, Any]:
+    def manifest(self, unclear: int) -> dict[str, Any]:
+        """What the manifest of the day says otherwise than that of its log; `unclear` rows were written."""
         users, items = (len(joined) for joined in self.ids.values())
         classes = {
             split: {kind: self.counts.pop(f"{split} {kind}") for kind in ("positives", "negatives")}
@@ -237,7 +265,7 @@ class Growth:
                 "items": items,
                 "positives": positives,
                 "negatives": negatives,
-                "unclear": self.writer.rows["unclear"],
+                "unclear": unclear,
                 "density": (positives + negatives) / (users * items),
             },
             "classes": classes,
@@ -249,6 +277,11 @@ class Growth:
             "drift": {"first": base["drift"]["first"] if "drift" in base else _labels(base), "today": _labels(today)},
             "ancestors": [*base.get("ancestors", []), base["fingerprint"]],
         }
+
+
+def columns_of(split: str) -> list[str]:
+    """The columns that are written of a split."""
+    return ["user", "item", "label", "day", *(["truth"] if split == "unclear" else [])]
 
 
 _COUNTS = ("carried_rows", "rows_outside_window", "pairs_seen_before", "dropped_rows")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from invdist.config.fields import BelowOne, Count, CountOrZero, OneOf, OpenShare, Section, Share, build
 from invdist.data.prepare.daily_feed import FIRST_DAY, DailyFeed
@@ -20,6 +19,7 @@ from invdist.data.prepare.readers import CsvFormat, find_files
 from invdist.data.prepare.splitting import day_number
 from invdist.data.prepare.synthetic import PRESETS, SyntheticLog
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_as_given
 
 Unit = Literal["s", "ms"]
 
@@ -62,6 +62,8 @@ class Options(Section):
     """Share of the training rows that become training_test, which chooses update directions."""
     label_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the training labels to keep; the other rows become unclear, with their labels kept as truth."""
+    label_noise: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+    """Share of the kept training labels to turn around, for studies of noise; validation and test stay as they are."""
     duplicates: Literal["last", "first"] = "last"
     """Which row of a repeated (user, item) pair counts, by time and then by the order of the log."""
     shard_rows: Count = 1 << 20
@@ -100,7 +102,7 @@ class Options(Section):
     def given_split(self) -> GivenSplit | None:
         """The given split, if there is one."""
         if self.valid_file and self.test_file:
-            return GivenSplit(Path(self.valid_file), Path(self.test_file))
+            return GivenSplit(path_as_given(self.valid_file), path_as_given(self.test_file))
         return None
 
 
@@ -123,15 +125,14 @@ class FileOptions(Options):
         try:
             "".encode(self.encoding)
         except (LookupError, ValueError):
-            known = "utf-8, latin-1 or gb18030"
-            yield "encoding", f"Python knows no encoding {self.encoding!r}; expected one such as {known}"
+            yield "encoding", f"Python knows no encoding {self.encoding!r}; expected utf-8, latin-1, gb18030 or another"
 
     @property
     def _csv(self) -> CsvFormat:
         return CsvFormat("\t" if self.delimiter in ("tab", "\\t") else self.delimiter, self.encoding)
 
     def _log(
-        self, kind: str, inputs: Sequence[Path], columns: Section, signals: Sequence[str], factors: dict[str, float]
+        self, kind: str, inputs: Sequence[AnyPath], columns: Section, signals: Sequence[str], factors: dict[str, float]
     ) -> FileLog:
         """The log of a kind in files and folders; `factors` bring its columns to one unit."""
         return FileLog(
@@ -182,8 +183,7 @@ class PlayOptions(Options):
     """Plays: which of them are clear."""
 
     rule: Annotated[str, OneOf(_rules)] = "finish_rate"
-    """`finish_rate`, `play_time` (quartiles) or `feedback` (like/hate); feedback+X takes X where there is no
-    feedback."""
+    """`finish_rate`, `play_time` (quartiles) or `feedback` (like/hate); feedback+X: X where there is no feedback."""
     finish_above: OpenShare = 0.8
     """Finish rates above this are positive."""
     finish_below: OpenShare = 0.2
@@ -205,7 +205,7 @@ class PlayOptions(Options):
 class Ml1m(RatingOptions):
     """The published MovieLens-1M zip, or its ratings.dat, or the folder that has it."""
 
-    def open(self, inputs: Sequence[Path]) -> RawLog:
+    def open(self, inputs: Sequence[AnyPath]) -> RawLog:
         """The log in the one input."""
         if len(inputs) != 1:
             raise UserError(f"ml-1m takes one --input, the zip or ratings.dat, not {len(inputs)}")
@@ -236,7 +236,7 @@ class Ratings(FileOptions, RatingOptions):
         rating = super().labeling()
         return rating if self.rule == "rating" else dataclasses.replace(rating, rules=("label",))
 
-    def open(self, inputs: Sequence[Path]) -> RawLog:
+    def open(self, inputs: Sequence[AnyPath]) -> RawLog:
         """The log in the input files and folders."""
         return self._log("ratings", inputs, self.columns, self.labeling().columns, factors={})
 
@@ -269,7 +269,7 @@ class MicroVideo(FileOptions, PlayOptions):
     duration_unit: Unit = "ms"
     """Unit of durations."""
 
-    def open(self, inputs: Sequence[Path]) -> RawLog:
+    def open(self, inputs: Sequence[AnyPath]) -> RawLog:
         """The log in the input files and folders."""
         seconds = {"play_time": self.play_time_unit, "duration": self.duration_unit}
         factors = {name: 1000.0 for name, unit in seconds.items() if unit == "s"}
@@ -284,7 +284,7 @@ class KuaiRand(PlayOptions):
     """`finish_rate`, `play_time` (quartiles), `feedback` (like/hate) or `long_view` (KuaiRand's own 0/1 label);
     feedback+X takes X where there is no feedback."""
 
-    def open(self, inputs: Sequence[Path]) -> RawLog:
+    def open(self, inputs: Sequence[AnyPath]) -> RawLog:
         """The log in the input files and folders."""
         return KuaiRandLog(inputs, self.labeling().columns, self.day_offset)
 
@@ -317,7 +317,7 @@ class Synthetic(PlayOptions):
         """Share of the training labels to keep."""
         return PRESETS[self.preset].label_fraction if self.label_fraction is None else self.label_fraction
 
-    def open(self, inputs: Sequence[Path]) -> RawLog:
+    def open(self, inputs: Sequence[AnyPath]) -> RawLog:
         """The generator."""
         if inputs:
             raise UserError("synthetic takes no --input: it makes its own log")

@@ -18,12 +18,14 @@ from invdist.data.prepare.onto import Growth, fixed_labeling
 from invdist.data.prepare.options import KINDS, Kind, Options, Synthetic
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
+from invdist.data.prepare.row_rules import with_noise
 from invdist.data.prepare.since_until import in_days
 from invdist.data.prepare.split_rule import SplitRule, time_ranks
 from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares
 from invdist.data.prepare.writer import DatasetWriter, new_dataset
 from invdist.data.schema import LABELED_SPLITS, UNCLEAR_LABEL
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath, path_as_given
 
 RULES = 5
 """Raised when the same command would give other rows, or the same rows in another order, than before. What is cached
@@ -61,7 +63,7 @@ def no_progress(stage: str, rows: int) -> None:
 
 def prepare_log(
     options: Kind,
-    inputs: Sequence[str | Path],
+    inputs: Sequence[str | AnyPath],
     output: str | Path,
     progress: Progress = no_progress,
     onto: str | Path | None = None,
@@ -85,12 +87,12 @@ def check_without_onto(options: Options) -> None:
             raise UserError(f"{name} goes together with --onto DIR, the data set of the day before")
 
 
-def open_log(options: Kind, inputs: Sequence[str | Path]) -> RawLog:
+def open_log(options: Kind, inputs: Sequence[str | AnyPath]) -> RawLog:
     """The raw log in `inputs`."""
     if not inputs and not isinstance(options, Synthetic):
         kind = next(name for name, kind in KINDS.items() if isinstance(options, kind))
         raise UserError(f"{kind} needs inputs: the files or folders of the raw log (--input PATH)")
-    return in_days(options.open([Path(path) for path in inputs]), options)
+    return in_days(options.open([path_as_given(path) for path in inputs]), options)
 
 
 def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path, progress: Progress) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path,
     with new_dataset(output, options.shard_rows) as writer:
         day = writer.folder / "day"
         prepare(log, labeling, options, day, progress)
-        grown = Growth(base, Dataset.open(str(day), verify="fast"), options, writer).write()
+        grown = Growth(base, Dataset.open(str(day), verify="fast"), options).write(writer)
         shutil.rmtree(day)
         return writer.finish(grown)
 
@@ -180,7 +182,7 @@ class _Preparation:
             hidden = label_shares.cut(len(train)) == 1
             self.counts["hidden_labels"] += int(np.count_nonzero(hidden))
             self._add_unclear(train[hidden], train[hidden]["label"].astype(np.float32))
-            train = train[~hidden]
+            train = with_noise(train[~hidden], self.options.label_noise, self.options.seed)
             part = training_shares.cut(len(train))
             self._add_labeled("train", train[part == 0])
             self._add_labeled("training_test", train[part == 1])
@@ -246,6 +248,7 @@ def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
         "density": (positives + negatives) / (rows.users * rows.items),
     }
     cut = {name: getattr(rows.options, name) for name in _SPLIT_OPTIONS}
+    noise = {"label_noise": rows.options.label_noise} if rows.options.label_noise else {}
     return {
         "rules": RULES,
         "users": rows.users,
@@ -256,7 +259,7 @@ def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
         "finish_rates": rows.finish_rates,
         "measured_quartiles": rows.quartiles,
         "labeling": asdict(rows.labeling),
-        "cut": {**cut, "label_fraction": rows.options.kept_labels, "time_cuts": rule.time_cuts},
+        "cut": {**cut, "label_fraction": rows.options.kept_labels, **noise, "time_cuts": rule.time_cuts},
         "source": rows.log.describe(),
     }
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from invdist.data.prepare.raw_log import LABELS, SIGNALS
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath
 
 BLOCK_BYTES = 16 << 20
 _BATCH_ROWS = 1 << 18
@@ -32,7 +33,7 @@ class CsvFormat(NamedTuple):
     delimiter: str | None = None
     encoding: str = "utf-8"
 
-    def parsing(self, file: Path) -> pacsv.ParseOptions:
+    def parsing(self, file: AnyPath) -> pacsv.ParseOptions:
         """pyarrow's options for a file."""
         return pacsv.ParseOptions(delimiter=self.delimiter or ("\t" if ".tsv" in file.suffixes else ","))
 
@@ -41,15 +42,15 @@ class Piece(NamedTuple):
     """A part of a log file that can be read alone: row groups [start, stop) of a parquet file, or the lines of a CSV
     file that begin in bytes [start, stop). Without a stop it is the whole file."""
 
-    file: Path
+    file: AnyPath
     start: int = 0
     stop: int | None = None
 
 
-def pieces_of(file: Path, csv: CsvFormat, rows: int, size: int) -> list[Piece]:
+def pieces_of(file: AnyPath, csv: CsvFormat, rows: int, size: int) -> list[Piece]:
     """A file in pieces of about `rows` rows (parquet) or `size` bytes (CSV); gzip cannot be cut."""
     if file.suffix == ".parquet":
-        with user_errors(file), pq.ParquetFile(file) as parquet:
+        with user_errors(file), open_parquet(file) as parquet:
             metadata = parquet.metadata
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         edges, seen = [0], 0
@@ -71,10 +72,10 @@ def _newline_is_a_byte(encoding: str) -> bool:
     return codecs.lookup(encoding).name in ("utf-8", "ascii", "iso8859-1", "cp1252")
 
 
-def find_files(inputs: Sequence[Path], *patterns: str) -> list[Path]:
+def find_files(inputs: Sequence[AnyPath], *patterns: str) -> list[AnyPath]:
     """The log files named by `inputs`. A folder means the CSV and parquet files in it that match one of `patterns`."""
     patterns = patterns or ("*",)
-    files: list[Path] = []
+    files: list[AnyPath] = []
     for path in inputs:
         if path.is_dir():
             matching = {file for pattern in patterns for file in path.glob(pattern) if _is_log(file)}
@@ -85,7 +86,7 @@ def find_files(inputs: Sequence[Path], *patterns: str) -> list[Path]:
             files.append(path)
         else:
             raise UserError(f"{path} is not there")
-    seen: set[Path] = set()
+    seen: set[AnyPath] = set()
     for file in files:
         if file.resolve() in seen:
             raise UserError(f"{file} is given twice; its rows would count as repeated")
@@ -95,15 +96,16 @@ def find_files(inputs: Sequence[Path], *patterns: str) -> list[Path]:
     return files
 
 
-def _is_log(file: Path) -> bool:
+def _is_log(file: AnyPath) -> bool:
     return file.name.endswith((*_CSV_SUFFIXES, ".parquet"))
 
 
-def column_names(file: Path, csv: CsvFormat = CsvFormat()) -> list[str]:  # noqa: B008
+def column_names(file: AnyPath, csv: CsvFormat = CsvFormat()) -> list[str]:  # noqa: B008
     """The columns of a CSV or parquet file. With a delimiter given, a file of any other name is CSV."""
     with user_errors(file):
         if file.suffix == ".parquet":
-            return pq.read_schema(file).names
+            with open_parquet(file) as parquet:
+                return parquet.schema_arrow.names
         if not (csv.delimiter or _is_log(file)):
             raise UserError(
                 f"{file}: expected a name that ends in {', '.join(_CSV_SUFFIXES)} or .parquet "
@@ -114,7 +116,7 @@ def column_names(file: Path, csv: CsvFormat = CsvFormat()) -> list[str]:  # noqa
             return pacsv.open_csv(stream, reading, csv.parsing(file)).schema.names
 
 
-def find_column(wanted: str, names: Sequence[str], file: Path) -> str | None:
+def find_column(wanted: str, names: Sequence[str], file: AnyPath) -> str | None:
     """The column called `wanted`, or else the only one of that name in another case; None if there is none."""
     if wanted in names:
         return wanted
@@ -125,7 +127,7 @@ def find_column(wanted: str, names: Sequence[str], file: Path) -> str | None:
 
 
 def read_columns(
-    file: Path,
+    file: AnyPath,
     columns: Sequence[str],
     types: Mapping[str, pa.DataType],
     row_groups: Sequence[int] | None = None,
@@ -140,7 +142,7 @@ def read_columns(
     """
     with user_errors(file):
         if file.suffix == ".parquet":
-            with pq.ParquetFile(file) as parquet:
+            with open_parquet(file) as parquet:
                 for batch in parquet.iter_batches(_BATCH_ROWS, row_groups, columns=list(columns)):
                     yield batch.select(list(columns))
             return
@@ -158,22 +160,24 @@ def read_columns(
             reading.column_names = column_names(file, csv)
         start, stop = (_line_start(file, at) for at in lines)
         if start < stop:
-            with pa.OSFile(str(file)) as source, source.get_stream(start, stop - start) as stream:
+            with _open_anywhere(file) as source, source.get_stream(start, stop - start) as stream:
                 yield from pacsv.open_csv(stream, reading, csv.parsing(file), converting)
 
 
-def _line_start(file: Path, at: int) -> int:
+def _line_start(file: AnyPath, at: int) -> int:
     """Where the first line that begins at byte `at` or later begins."""
     if not at:
         return 0
-    with open(file, "rb") as source:
-        source.seek(at - 1)
-        while (part := source.readline(1 << 20)) and not part.endswith(b"\n"):
-            pass
-        return source.tell()
+    with _open_anywhere(file) as source:
+        at -= 1
+        while part := source.read_at(1 << 16, at):
+            if (newline := part.find(b"\n")) >= 0:
+                return at + newline + 1
+            at += len(part)
+        return at
 
 
-def canonical(batch: pa.RecordBatch, file: Path) -> pa.RecordBatch:
+def canonical(batch: pa.RecordBatch, file: AnyPath) -> pa.RecordBatch:
     """The batch with our column types: signals float64, time and date int64, ids whole numbers or text.
 
     An id that is null or empty text becomes null, a time that is null `NO_TIME`. A date becomes days since 1970.
@@ -192,7 +196,7 @@ def canonical(batch: pa.RecordBatch, file: Path) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
-def _ids(column: pa.Array, name: str, file: Path) -> pa.Array:
+def _ids(column: pa.Array, name: str, file: AnyPath) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _ids(column.dictionary_decode(), name, file)
@@ -207,7 +211,7 @@ def _ids(column: pa.Array, name: str, file: Path) -> pa.Array:
     raise UserError(f"{file}: {name} ids are {kind}; expected whole numbers or text: store the column as one of these")
 
 
-def _numbers(column: pa.Array, name: str, file: Path) -> pa.Array:
+def _numbers(column: pa.Array, name: str, file: AnyPath) -> pa.Array:
     kind = column.type
     if pa.types.is_null(kind):
         return column.cast(pa.float64())
@@ -222,7 +226,7 @@ def _numbers(column: pa.Array, name: str, file: Path) -> pa.Array:
     return numbers
 
 
-def _times(column: pa.Array, file: Path) -> pa.Array:
+def _times(column: pa.Array, file: AnyPath) -> pa.Array:
     kind = column.type
     if pa.types.is_floating(kind):
         return column.cast(pa.int64(), safe=False)
@@ -240,7 +244,7 @@ def is_calendar(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
-def _dates(column: pa.Array, file: Path) -> pa.Array:
+def _dates(column: pa.Array, file: AnyPath) -> pa.Array:
     kind = column.type
     if pa.types.is_integer(kind):
         digits = column.cast(pa.string())
@@ -266,13 +270,23 @@ def days_of(time: np.ndarray, utc_offset: float) -> np.ndarray:
     return np.where(time == NO_TIME, NO_TIME, np.floor(shifted / 24)).astype(np.int64)
 
 
-def open_stream(file: Path) -> pa.NativeFile:
+def open_stream(file: AnyPath) -> pa.NativeFile:
     """The bytes of a file, unpacked if it is gzip."""
-    return pa.input_stream(str(file), compression="gzip" if file.suffix == ".gz" else None)
+    return pa.input_stream(_open_anywhere(file), compression="gzip" if file.suffix == ".gz" else None)
+
+
+def open_parquet(file: AnyPath) -> pq.ParquetFile:
+    """A parquet file; of one in an object store, the columns that are read are fetched ahead."""
+    return pq.ParquetFile(file) if isinstance(file, Path) else pq.ParquetFile(file.open(), pre_buffer=True)
+
+
+def _open_anywhere(file: AnyPath) -> pa.NativeFile:
+    """A file to read at any position."""
+    return pa.OSFile(str(file)) if isinstance(file, Path) else file.open()
 
 
 @contextmanager
-def user_errors(file: Path) -> Iterator[None]:
+def user_errors(file: AnyPath) -> Iterator[None]:
     """Turns what pyarrow, gzip and zip say about a bad file into a message that names it."""
     try:
         yield

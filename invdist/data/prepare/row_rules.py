@@ -128,3 +128,13 @@ def pair_of_indices(user: np.ndarray, item: np.ndarray) -> np.ndarray:
 def pair_of_words(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Pairs of mapped ids as words (uint64), of the words of their ids: the order of the log does not matter."""
     return user * np.uint64(3) + item
+
+
+def with_noise(rows: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """The rows, the labels of a share of them turned around: which ones is a function of pair and seed."""
+    if not share:
+        return rows
+    words = hashing.mix(hashing.key("label noise", seed), pair_of_indices(rows["user"], rows["item"]))
+    noisy = rows.copy()
+    noisy["label"] ^= hashing.uniform(words) < share
+    return noisy

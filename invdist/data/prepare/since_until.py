@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from invdist.data.prepare.options import Options
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.splitting import day_number
 from invdist.runtime.errors import UserError
+from invdist.runtime.paths import AnyPath
 
 
 def in_days(log: RawLog, options: Options) -> RawLog:
@@ -57,7 +57,7 @@ class _InDays:
         return self._chosen(self._log.read(piece))
 
     @property
-    def times(self) -> dict[str, Path]:
+    def times(self) -> dict[str, AnyPath]:
         """Those of the whole log."""
         return getattr(self._log, "times", {})
 

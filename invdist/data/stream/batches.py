@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from invdist.data.stream.blocks import BlockMaker, StreamSpec, UnlabeledSpec, rank_rows
+from invdist.data.stream.sampler_parts import SamplerPart
 
-__all__ = ["Batch", "Stream", "StreamSpec", "UnlabeledSpec", "ray_readers"]
+__all__ = ["Batch", "Readers", "Stream", "StreamSpec", "UnlabeledSpec", "ray_readers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +131,39 @@ class Stream:
         return tensor.pin_memory() if self._pinned else tensor
 
 
-def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> list[Any]:
+class Readers(list[Any]):
+    """The actors of `ray_readers`, and those that sample for them.
+
+    Whoever uses readers keeps all of them: Ray ends an actor that only dead processes knew of, and a reader that dies
+    would take the last handle of a part with it.
+    """
+
+    def __init__(self, readers: Iterable[Any] = (), parts: Sequence[Any] = ()) -> None:
+        super().__init__(readers)
+        self.parts = parts
+
+
+def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> Readers:
     """`count` Ray actors that read shards and sample; the rank's `Stream` takes them as `readers`.
 
     They are divided over `nodes` (Ray's ids): those of the ranks, which see the data and get the blocks. Elsewhere,
-    such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. What an actor
-    returns depends on its arguments alone, so Ray may restart it and repeat a call at any time.
+    such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. Several readers that
+    sample share the observed pairs: as many actors more hold a part of them each. What an actor returns depends on its
+    arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # The block maker itself is the actor: its module does not import torch, so a reader starts fast and stays small.
-    reader = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(BlockMaker)
+    reader, part = (
+        ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(kind) for kind in (BlockMaker, SamplerPart)
+    )
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes] or ["SPREAD"]
-    placed = itertools.islice(itertools.cycle(places), count)
-    return [reader.options(scheduling_strategy=place).remote(spec, (), count) for place in placed]
+    placed = list(itertools.islice(itertools.cycle(places), count))
+    parts = [
+        part.options(scheduling_strategy=place).remote(
+            spec.path, number, count, spec.sampler_seed, spec.unlabeled.popularity
+        )
+        for number, place in enumerate(placed if spec.samples and count > 1 else ())
+    ]
+    return Readers((reader.options(scheduling_strategy=place).remote(spec, parts, count) for place in placed), parts)

@@ -2,7 +2,8 @@
 
 Shards are in random order already (see `prepare.cleaning`). Each pass permutes the row groups of all shards, joins
 them, cuts that sequence into windows of `window_rows` rows, and permutes the rows within each window. So a batch
-mixes rows of many row groups and shards, and a reader holds one window at a time.
+mixes rows of many row groups and shards. A reader holds a window or two, and keeps the row groups it has decoded for
+later passes as long as they fit `_DECODED_BYTES`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from invdist.data.dataset import Dataset
 
 _OPEN_FILES = 64
 _WINDOWS = 2
+_DECODED_BYTES = 64 << 20
+"""About 7 M labeled rows. Every pass has another order, so what is kept first is as useful as what is kept last."""
 
 
 class ShuffledRows:
@@ -43,6 +46,8 @@ class ShuffledRows:
         self._sizes = np.array(sizes, np.int64)
         self._files: OrderedDict[str, pq.ParquetFile] = OrderedDict()
         self._windows: OrderedDict[tuple[int, int], dict[str, np.ndarray]] = OrderedDict()
+        self._decoded: dict[int, dict[str, np.ndarray]] = {}
+        self._decoded_bytes = 0
         self._pass: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def read(self, number: int, start: int, stop: int) -> dict[str, np.ndarray]:
@@ -71,7 +76,8 @@ class ShuffledRows:
         tables = self._read_groups(groups[first : last + 1])
         order = hashing.permutation(hashing.key(self.seed, *self.splits, "window", number, window), stop - start)
         rows = {
-            name: np.concatenate([table[name] for table in tables])[start - begin :][order] for name in self.columns
+            name: np.concatenate([table[name] for table in tables])[start - begin :].take(order)
+            for name in self.columns
         }
         self._windows[number, window] = rows
         if len(self._windows) > _WINDOWS:
@@ -89,15 +95,27 @@ class ShuffledRows:
         # Groups of one file are read in one call, then put back in order.
         tables: dict[int, dict[str, np.ndarray]] = {}
         by_file: OrderedDict[str, list[int]] = OrderedDict()
-        for group in np.sort(groups):
-            by_file.setdefault(self._groups[group][0], []).append(int(group))
+        for group in np.sort(groups).tolist():
+            if group in self._decoded:
+                tables[group] = self._decoded[group]
+            else:
+                by_file.setdefault(self._groups[group][0], []).append(group)
         for name, members in by_file.items():
             table = self._file(name).read_row_groups([self._groups[g][1] for g in members], columns=self.columns)
             columns = {column: table[column].to_numpy() for column in self.columns}
             edges = np.concatenate([[0], np.cumsum(self._sizes[members])])
             for group, (low, high) in zip(members, pairwise(edges)):
-                tables[group] = {column: values[low:high] for column, values in columns.items()}
+                tables[group] = self._kept({column: values[low:high] for column, values in columns.items()}, group)
         return [tables[int(group)] for group in groups]
+
+    def _kept(self, rows: dict[str, np.ndarray], group: int) -> dict[str, np.ndarray]:
+        """The rows of a group, kept for later passes if there is room."""
+        size = sum(column.nbytes for column in rows.values())
+        if self._decoded_bytes + size <= _DECODED_BYTES:
+            self._decoded_bytes += size
+            # Copies: a slice would keep all that was read with it.
+            self._decoded[group] = {name: column.copy() for name, column in rows.items()}
+        return rows
 
     def _file(self, name: str) -> pq.ParquetFile:
         if name in self._files:

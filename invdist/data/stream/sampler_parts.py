@@ -61,13 +61,3 @@ class PartedSampler:
         for some, drawn in zip(rows, ray.get(asked)):
             item[some] = drawn
         return user, item
-
-
-def sampler_parts(path: str, parts: int, seed: int, popularity: float, num_cpus: float) -> list[Any]:
-    """`parts` Ray actors for a `PartedSampler`."""
-    import ray
-
-    actor = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(
-        SamplerPart
-    )
-    return [actor.remote(path, part, parts, seed, popularity) for part in range(parts)]

@@ -50,8 +50,7 @@ class GMF(Backbone):
             product = user[..., : self.dim] * item[..., : self.dim]
             logits = torch.baddbmm(dense[:, -1:, None], product, dense[:, :-1, None]).squeeze(-1)
             return logits + user[..., self.dim] + item[..., self.dim] if self.bias else logits
-        tried = torch.tensor(candidates)
-        return compiled.gmf_candidates(rows, deltas.index, deltas.values, dense, step, self.bias, tried)
+        return compiled.gmf_candidates(rows, deltas.index, deltas.values, dense, step, self.bias, candidates)
 
 
 class _Logits(torch.autograd.Function):
@@ -67,7 +66,7 @@ class _Logits(torch.autograd.Function):
         assert compiled is not None
         ctx.save_for_backward(rows, weight)
         ctx.row_bias = row_bias
-        return compiled.gmf_logits(rows.contiguous(), weight, float(bias), row_bias)
+        return compiled.gmf_logits(rows.contiguous(), weight, bias, row_bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 from invdist.models.frozen import FrozenModel
 from invdist.runtime.errors import UserError
 from invdist.serving.annotation import soft_labels
+from invdist.serving.id_lookup import SortedIds
 from invdist.serving.inputs import MatchedPairs, match
 from invdist.serving.recommendation import SEEN, AskedUsers, recommendation_tables
 from invdist.serving.run import TrainedRun
 from invdist.serving.scoring import Scorer, Unknown, logits, probabilities
 from invdist.serving.seen import SeenPairs
-from invdist.serving.service.lookup import SortedIds
 from invdist.serving.topk import TopK, prepared_items
 
 

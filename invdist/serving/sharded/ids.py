@@ -10,27 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from invdist.data import hashing
-from invdist.serving.raw_ids import UNKNOWN, pc
-
-_WORD = hashing.key("raw id")
-_LETTER = hashing.key("letter of a raw id")
-
-
-def words(ids: pa.Array) -> np.ndarray:
-    """A random word (uint64) of each id; `ids` are int64 or string without nulls. Distinct for distinct numbers."""
-    if pa.types.is_integer(ids.type):
-        return hashing.mix(_WORD, ids.to_numpy())
-    offsets = np.frombuffer(ids.buffers()[1], np.int32)[ids.offset : ids.offset + len(ids) + 1]
-    content = ids.buffers()[2]
-    if content is None or not len(ids):
-        return np.zeros(len(ids), np.uint64)
-    letters = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]].astype(np.uint64)
-    offsets = (offsets - offsets[0]).astype(np.int64)
-    place = np.arange(len(letters)) - np.repeat(offsets[:-1], np.diff(offsets))
-    # A sum over letters, each times a random number of its place: what wraps around does not matter.
-    sums = np.append(np.uint64(0), np.cumsum((letters + np.uint64(1)) * hashing.mix(_LETTER, place)))
-    return hashing.mix(_WORD, sums[offsets[1:]] - sums[offsets[:-1]])
+from invdist.serving.id_lookup import IdLookup, words
+from invdist.serving.raw_ids import UNKNOWN
 
 
 def share_of(ids: pa.Array, shares: int) -> np.ndarray:
@@ -43,36 +24,22 @@ class IdShare:
 
     def __init__(self, batches: Iterable[pa.Array], share: int, shares: int) -> None:
         """Reads all ids, given in the order of their indices, and keeps those of the share."""
-        kept_words, kept_index, kept_ids, first = [], [], [], 0
+        kept_words, kept_index, kept_ids, first = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [], 0
         for ids in batches:
             word = words(ids)
             mine = np.flatnonzero((word % np.uint64(shares)).astype(np.int64) == share)
             kept_words.append(word[mine])
             kept_index.append(first + mine)
             # The word of a number is enough to recognize it.
-            kept_ids.append(None if pa.types.is_integer(ids.type) else ids.take(pa.array(mine)))
+            kept_ids += [] if pa.types.is_integer(ids.type) else [ids.take(pa.array(mine))]
             first += len(ids)
-        word = np.concatenate([*kept_words, np.empty(0, np.uint64)])
-        order = np.argsort(word)
-        self._words = word[order]
-        self._index = np.concatenate([*kept_index, np.empty(0, np.int64)])[order]
-        text = [ids for ids in kept_ids if ids is not None]
-        self._ids = pa.concat_arrays(text).take(pa.array(order)) if text else None
-        starts = np.flatnonzero(np.append(True, self._words[1:] != self._words[:-1]))
-        self._longest = int(np.diff(np.append(starts, len(self._words))).max(initial=0))
+        text = pa.concat_arrays(kept_ids) if kept_ids else None
+        self._lookup = IdLookup(np.concatenate(kept_words), text)
+        self._index = np.concatenate(kept_index)
 
     def indices(self, ids: pa.Array) -> np.ndarray:
         """Indices (int64) of ids of this share without nulls; `UNKNOWN` for those that do not exist."""
-        asked = words(ids)
+        places = self._lookup.places(ids)
         found = np.full(len(ids), UNKNOWN)
-        at = np.searchsorted(self._words, asked)
-        for _ in range(self._longest):  # once, unless two ids have the same word
-            same = at < len(self._words)
-            same[same] = self._words[at[same]] == asked[same]
-            rows = np.flatnonzero(same)
-            if self._ids is not None:
-                equal = pc.equal(self._ids.take(pa.array(at[rows])), ids.take(pa.array(rows)))
-                rows = rows[equal.to_numpy(zero_copy_only=False)]
-            found[rows] = self._index[at[rows]]
-            at += 1
+        found[places >= 0] = self._index[places[places >= 0]]
         return found

@@ -18,7 +18,7 @@ from invdist.serving.recommendation import recommendation_table
 from invdist.serving.scoring import Scorer, ScoreTables, Unknown, logits
 from invdist.serving.seen import SeenPairs
 from invdist.serving.sharded.workers import Workers
-from invdist.serving.topk import Best, Found, Ranker, batches, prepared_items, scored
+from invdist.serving.topk import Best, FoundItems, Ranker, batches, prepared_items, scored
 
 if TYPE_CHECKING:
     from invdist.serving.sharded.workers import _Worker
@@ -85,7 +85,7 @@ def best_on_workers(
         yield from workers.value(ahead.popleft())
 
 
-def _rank(worker: _Worker, group: list[np.ndarray], k: int, seen: tuple[str, ...]) -> list[Found]:
+def _rank(worker: _Worker, group: list[np.ndarray], k: int, seen: tuple[str, ...]) -> list[FoundItems]:
     run = worker.run
     ranker: Ranker = worker.keep((k, seen), lambda: _ranker(worker, k, seen))
     (rows, _), (place, _) = run.model.rows(np.concatenate(group), np.empty(0, np.int64))
@@ -102,9 +102,9 @@ def _ranker(worker: _Worker, k: int, seen: tuple[str, ...]) -> Ranker:
 
 
 def _merge(
-    worker: _Worker, group: list[np.ndarray], k: int, tables: bool, *found: list[Found]
+    worker: _Worker, group: list[np.ndarray], k: int, tables: bool, *found: list[FoundItems]
 ) -> list[tuple[Best, Any]]:
-    merged = [Found.merged(parts, k) for parts in zip(*found, strict=True)]
+    merged = [FoundItems.merged(parts, k) for parts in zip(*found, strict=True)]
     pairs = ((user[of.place], of.item) for user, of in zip(group, merged, strict=True))
     model, *sides = worker.run.model.of(*map(np.concatenate, zip(*pairs, strict=True)))
     ends = np.cumsum([len(of.place) for of in merged])[:-1]

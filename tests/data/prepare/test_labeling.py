@@ -1,4 +1,4 @@
-"""Labels against hand-made cases and against the rules read aloud."""
+"""Labels against hand-made cases and against the documented rules."""
 
 from __future__ import annotations
 

@@ -117,6 +117,27 @@ def test_shares_and_summary(tmp_path: Path):
     assert manifest["counts"]["missing_ratings"] == np.isnan(log["rating"]).sum()
 
 
+def test_noise_turns_a_share_of_the_training_labels_around(tmp_path: Path):
+    log = random_log(20_000, users=400, items=300)
+    expected = expected_labels(log)
+    made = []
+    for noise in (0.0, 0.2):
+        (folder := tmp_path / str(noise)).mkdir()
+        made.append(make(folder, log, label_fraction=0.5, label_noise=noise))
+    (clean, without), (noisy, manifest) = made
+    for split in ("train", "training_test"):
+        rows = triples(noisy, split)
+        wrong = sum(expected[row[:2]] != row[2] for row in rows)
+        assert [row[:2] for row in rows] == [row[:2] for row in triples(clean, split)]
+        assert wrong / len(rows) == pytest.approx(0.2, abs=4 * (0.16 / len(rows)) ** 0.5)
+    for split in ("valid", "test", "unclear"):
+        assert triples(noisy, split) == triples(clean, split)
+    truth = [dataset.read("truth")["truth"].to_numpy() for dataset in (clean, noisy)]
+    np.testing.assert_array_equal(*truth)
+    assert manifest["cut"]["label_noise"] == 0.2
+    assert "label_noise" not in without["cut"]
+
+
 def test_a_split_by_time_does_not_look_ahead(tmp_path: Path):
     log = random_log(3000)
     log["time"] = np.random.default_rng(1).permutation(3000)

@@ -15,11 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from invdist.data import hashing
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.options import Synthetic
 from invdist.data.prepare.pipeline import prepare_log
 from invdist.data.schema import OBSERVED_SPLITS
-from invdist.data.stream import blocks
+from invdist.data.stream import blocks, order
 from invdist.data.stream.batches import Batch, Stream, StreamSpec, UnlabeledSpec, ray_readers
 from invdist.data.stream.observed import ObservedPairs
 from invdist.data.stream.order import ShuffledRows
@@ -86,8 +87,8 @@ def test_resumed_at_any_step(tiny: Path, monkeypatch: pytest.MonkeyPatch, source
     whole = list(Stream(spec, 0, 1).epoch(2))
     assert digest(list(Stream(spec, 0, 1).epoch(2, start_step=start_step))) == digest(whole[start_step:])
     separable = [list(Stream(spec, rank, 2).epoch(2, start_step=start_step)) for rank in (0, 1)]
-    mended = [part for step in zip(*separable) for part in step]
-    assert digest(mended) == digest(whole[start_step:])
+    joined = [part for step in zip(*separable) for part in step]
+    assert digest(joined) == digest(whole[start_step:])
 
 
 def test_block_size_does_not_change_what_is_seen(tiny: Path, monkeypatch: pytest.MonkeyPatch):
@@ -211,6 +212,28 @@ def test_memory_is_a_few_windows_and_blocks(tiny: Path, monkeypatch: pytest.Monk
     assert blocks.BlockMaker(spec_of(tiny, batch_size=64, unlabeled_per_row=64)).steps_per_block == 1
 
 
+@pytest.mark.parametrize("room", [0, 20_000, 1 << 20])
+def test_kept_row_groups_change_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch, room: int):
+    spec = spec_of(tiny, unlabeled_per_row=2, source="exposures", window_rows=700)
+    expected = [digest(list(Stream(spec, 0, 1).epoch(epoch))) for epoch in range(3)]  # each reads anew
+    monkeypatch.setattr(order, "_DECODED_BYTES", room)
+    stream = Stream(spec, 0, 1)
+    assert [digest(list(stream.epoch(epoch))) for epoch in range(3)] == expected
+    kept = stream._maker._labeled._decoded
+    assert sum(column.nbytes for rows in kept.values() for column in rows.values()) <= room
+    assert len(kept) == {0: 0, 1 << 20: len(stream._maker._labeled._groups)}.get(room, len(kept))
+    assert kept or not room
+
+
+@settings(max_examples=30, deadline=None)
+@given(sequence=st.integers(0, 2**64 - 1), size=st.one_of(st.integers(0, 5000), st.sampled_from([2**17, 262_144])))
+def test_a_permutation_is_that_of_numpy(sequence: int, size: int):
+    expected = np.random.RandomState([sequence & 0xFFFFFFFF, sequence >> 32]).permutation(size)
+    found = hashing.permutation(sequence, size)
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected)
+
+
 def test_row_groups_larger_than_a_window(tmp_path: Path):
     prepare_log(Synthetic(preset="tiny"), [], tmp_path / "data")
     spec = spec_of(tmp_path / "data", window_rows=500)
@@ -226,12 +249,18 @@ def test_ray_readers_give_the_same_and_survive_a_kill(tiny: Path, ray_cluster):
     spec = spec_of(tiny, batch_size=256, unlabeled_per_row=512, window_rows=500, source="mix")
     expected = list(Stream(spec, 0, 1).epoch(1))
     readers = ray_readers(spec, 2)
+    assert len(readers.parts) == 2  # each has the observed pairs of half of the users
     ranks = [Stream(spec, rank, 2, readers=readers, prefetch=2).epoch(1, start_step=3) for rank in (0, 1)]
     found = []
     for step, parts in enumerate(zip(*ranks), start=3):
         found += parts
         if step in (5, 8):
             ray.kill(readers[step % 2], no_restart=False)
+        if step in (6, 8):
+            ray.kill(readers.parts[step % 4 // 2], no_restart=False)
+        if step == 10:  # all at once: nobody but the holder of `readers` knows the parts then
+            for actor in (*readers, *readers.parts):
+                ray.kill(actor, no_restart=False)
     assert digest(found) == digest(expected[3:])
 
 

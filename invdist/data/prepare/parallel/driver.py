@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from invdist.data.prepare.ids import MOST, ids_of_text, same_type
 from invdist.data.prepare.labeling import Labeling
@@ -30,6 +30,7 @@ from invdist.data.prepare.logs import note_times
 from invdist.data.prepare.options import Options
 from invdist.data.prepare.parallel import tasks
 from invdist.data.prepare.parallel.id_parts import NumberedIds, ranges, splitters
+from invdist.data.prepare.parallel.runs import Run, cut
 from invdist.data.prepare.parallel.stages import Stages
 from invdist.data.prepare.pipeline import all_shares, describe_rows, no_labels
 from invdist.data.prepare.quantiles import find_prefixes, values_of
@@ -41,6 +42,7 @@ from invdist.data.prepare.writer import complete, encode
 from invdist.data.schema import LABELED_SPLITS, SPLITS
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder
+from invdist.runtime.paths import AnyPath, path_as_given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,13 @@ class ParallelPreparation:
         self._finds = 0
 
     @property
-    def job(self) -> tasks.Job:
+    def job(self) -> tasks.Context:
         """What tasks are told."""
         rules = RowRules(self.log, self.labeling, self.options)
         rows = self.sizes.chunk_rows
-        return tasks.Job(log=self.log, rules=rules, rule=self.rule, work=self.work, target=self.target, chunk_rows=rows)
+        return tasks.Context(
+            log=self.log, rules=rules, rule=self.rule, work=self.work, target=self.target, chunk_rows=rows
+        )
 
     def run(self) -> dict[str, Any]:
         """Does all stages, and gives the manifest of what is in the target. It is not written yet."""
@@ -107,13 +111,13 @@ class ParallelPreparation:
             whole = [(len(pieces), (0, len(pieces)))]
             results = self.stages.run("reading in turn", tasks.read, self.job, whole)
         self.types: dict[str, pa.DataType] = {}
-        times: dict[str, Path] = {}
+        times: dict[str, AnyPath] = {}
         for result in results:
             self.counts.update(result["counts"])
             self.counts["log_rows"] += result["rows"]
             for entity, kind in result["types"].items():
                 self.types[entity] = same_type(entity, self.types.get(entity), pa.type_for_alias(kind))
-            note_times(times, {kind: Path(file) for kind, file in result["times"].items()})
+            note_times(times, {kind: path_as_given(file) for kind, file in result["times"].items()})
         if not self.counts["log_rows"]:
             raise UserError("the log has no rows")
         return [chunk for result in results for chunk in result["chunks"]]
@@ -182,9 +186,9 @@ class ParallelPreparation:
                 "quartiles", tasks.count_play_times, sources, quartile_ranks(rows), np.float64
             )
             self.quartiles = float(lower), float(upper)
-            self.labeling = replace(self.labeling, quartiles=self.quartiles)
-        segments = [_segments(chunks, bucket) for bucket in range(BUCKETS)]
-        (result,) = self.stages.run("finish rates", tasks.finish_rates, (self.job, segments), [()])
+            if self.labeling.quartiles is None:  # otherwise they are those of the first day
+                self.labeling = replace(self.labeling, quartiles=self.quartiles)
+        (result,) = self.stages.run("finish rates", tasks.finish_rates, (self.job, self._grouped(chunks)), [()])
         self.finish_rates = result["rates"]
 
     def _order_statistics(
@@ -200,12 +204,7 @@ class ParallelPreparation:
     def _clean(self, chunks: Sequence[dict[str, Any]]) -> tuple[str, list[tasks.Group]]:
         """Cleans and splits all buckets; gives the folder they are in, and the groups that share a file there."""
         self.rule.items = self.items
-        buckets = [(bucket, _segments(chunks, bucket)) for bucket in range(BUCKETS)]
-        # Several small buckets to a task and a file, so that tasks and files cost little.
-        rows = sum(chunk["rows"] for chunk in chunks)
-        together = max(1, self.sizes.chunk_rows * BUCKETS // max(2 * rows, 1))
-        calls = [buckets[start : start + together] for start in range(0, BUCKETS, together)]
-        groups = self._over(calls, "cleaning", tasks.clean, (self.job, self.items))
+        groups = self._over(self._grouped(chunks), "cleaning", tasks.clean, (self.job, self.items))
         self.work.child("buckets").remove()
         if not self.rule.by_time:
             self._note_given(groups)
@@ -218,6 +217,13 @@ class ParallelPreparation:
         )
         self.rule.time_cuts = int(cuts[0]), int(cuts[1])
         return "split", self._over(groups, "splitting", tasks.split, self.job)
+
+    def _grouped(self, chunks: Sequence[dict[str, Any]]) -> list[tasks.Buckets]:
+        """All buckets, small ones together, so that tasks and files cost little."""
+        buckets = [(bucket, _segments(chunks, bucket)) for bucket in range(BUCKETS)]
+        rows = sum(chunk["rows"] for chunk in chunks)
+        together = max(1, self.sizes.chunk_rows * BUCKETS // max(2 * rows, 1))
+        return [buckets[start : start + together] for start in range(0, BUCKETS, together)]
 
     def _over(self, groups: Sequence[list[tuple[int, Any]]], stage: str, task: Any, context: Any) -> list[tasks.Group]:
         """The groups of buckets with their layouts after a task that writes their files."""
@@ -240,7 +246,7 @@ class ParallelPreparation:
         calls = []
         for split in SPLITS:
             self.target.child(split).make()
-            calls += [(split, number, part) for number, part in enumerate(_cut(runs[split], self.options.shard_rows))]
+            calls += [(split, number, part) for number, part in enumerate(cut(runs[split], self.options.shard_rows))]
         self.target.child("truth").make()
         results = self.stages.run("writing", tasks.write, (self.job, folder), calls)
         shards: dict[str, Any] = {name: [] for name in (*SPLITS, "truth")}
@@ -254,10 +260,10 @@ class ParallelPreparation:
                 self.counts[f"{split} negatives"] += result["rows"] - result["positives"]
         return shards, rows
 
-    def _runs(self, groups: Sequence[tasks.Group]) -> dict[str, list[tasks.Run]]:
+    def _runs(self, groups: Sequence[tasks.Group]) -> dict[str, list[Run]]:
         """The rows of each split, bucket by bucket, in their order."""
         split_shares, label_shares, training_shares = all_shares(self.options)
-        runs: dict[str, list[tasks.Run]] = {split: [] for split in SPLITS}
+        runs: dict[str, list[Run]] = {split: [] for split in SPLITS}
         by_order = not (self.rule.by_time or self.rule.days or self.rule.given)
         for group in groups:
             file, rows, start = tasks.file_of(group), sum(sum(layout) for _, layout in group), 0
@@ -278,8 +284,10 @@ class ParallelPreparation:
 
     def _write_latent(self) -> None:
         """Writes what is known of a synthetic feed."""
-        assert self.log.universe() or not self.log.latent(), "rows of latent tables are indices"
         for name, table in self.log.latent().items():
+            if self.log.universe() is None:  # raw ids are the row numbers of these tables
+                with self.target.open(f"{name}.parquet") as file:
+                    table = table.take(pq.read_table(file, columns=["raw"])["raw"])
             content, self.files[f"latent_{name}"] = encode(f"latent/{name}.parquet", table)
             self.target.child("latent").make()
             with self.target.child("latent").create(f"{name}.parquet") as file:
@@ -290,19 +298,3 @@ def _segments(chunks: Sequence[dict[str, Any]], bucket: int) -> list[tasks.Segme
     """Where the records of a bucket are, in the order of the log."""
     edges = [(chunk["name"], *chunk["edges"][bucket : bucket + 2]) for chunk in chunks]
     return [segment for segment in edges if segment[1] < segment[2]]
-
-
-def _cut(runs: Sequence[tasks.Run], rows: int) -> list[list[tasks.Run]]:
-    """Runs of rows, cut into shards of `rows` rows; the last one may have fewer."""
-    shards: list[list[tasks.Run]] = []
-    room = 0
-    for file, size, start, stop, hidden in runs:
-        while start < stop:
-            if not room:
-                shards.append([])
-                room = rows
-            upto = min(stop, start + room)
-            shards[-1].append((file, size, start, upto, hidden))
-            room -= upto - start
-            start = upto
-    return shards

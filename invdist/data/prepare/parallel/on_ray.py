@@ -9,14 +9,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from invdist.data.dataset import Dataset
 from invdist.data.prepare.cleaning import Progress
+from invdist.data.prepare.onto import Growth, fixed_labeling
 from invdist.data.prepare.options import Kind, Options
 from invdist.data.prepare.parallel.driver import ParallelPreparation, Sizes
+from invdist.data.prepare.parallel.growing import ParallelGrowth
 from invdist.data.prepare.parallel.stages import Stages
 from invdist.data.prepare.pipeline import RULES, check_without_onto, no_progress, open_log
 from invdist.data.schema import MANIFEST
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import UNFINISHED, Folder, describe_os_error, exclusive
+from invdist.runtime.paths import AnyPath, path_as_given
 
 _JOB = "job.json"
 _PLAN = 1
@@ -25,22 +29,30 @@ _PLAN = 1
 
 def prepare_on_ray(
     options: Kind,
-    inputs: Sequence[str | Path],
+    inputs: Sequence[str | AnyPath],
     output: str | Path,
     workers: int | None = None,
     progress: Progress = no_progress,
     sizes: Sizes = Sizes(),  # noqa: B008
-    peak_memory: dict[str, int] | None = None,
+    measured: dict[str, dict[str, Any]] | None = None,
+    onto: str | Path | None = None,
 ) -> dict[str, Any]:
     """Writes the data set of a raw log to the new folder `output`, a path or URI, by tasks on the Ray of this process.
 
     Gives its manifest; it is what `prepare_log` gives. At most `workers` processes work at a time, by default one for
     each CPU of the cluster; 0: this one, without Ray. Unfinished work is in `OUTPUT.partial`, on the same filesystem,
-    and the same call goes on with it. All nodes must reach the inputs and the output. `peak_memory` gets the largest
-    memory of a process by stage.
+    and the same call goes on with it. All nodes must reach the inputs and the output. `onto` is the data set of the day
+    before (docs/daily.md). `measured` gets `seconds` and `peak_memory` (of a process, in bytes) by stage.
     """
-    check_without_onto(options)
+    if options.label_noise:
+        raise UserError("label_noise is for studies of small logs: prepare without --workers")
     log, output = open_log(options, inputs), str(output)
+    base, labeling = None, options.labeling()
+    if onto is None:
+        check_without_onto(options)
+    else:
+        base = Dataset.open(str(onto))
+        labeling = fixed_labeling(labeling, base)
     if workers is None:
         import ray
 
@@ -52,12 +64,17 @@ def prepare_on_ray(
     elif final.local and os.path.lexists(final.path):
         raise UserError(f"{output} is already there; choose another --output or remove it first")
     try:
-        with _claimed(work, _identity(options, [Path(path) for path in inputs], sizes)):
+        with _claimed(work, _identity(options, [path_as_given(path) for path in inputs], sizes, base)):
             target = work.child("dataset") if final.local else final
             stages = Stages(work, workers, progress)
-            run = ParallelPreparation(log, options.labeling(), options, stages, target, sizes)
             try:
-                manifest = run.run()
+                day = target if base is None else work.child("day")
+                manifest = ParallelPreparation(log, labeling, options, stages, day, sizes).run()
+                if base is not None:
+                    _finish(day, manifest)
+                    today = Dataset.open(day.path, "fast", day.filesystem)
+                    growth = Growth(base, today, options)
+                    manifest = ParallelGrowth(growth, stages, target, sizes.chunk_rows).run()
             except UserError:
                 # Going on would end here again. A task that is being ended may still write a file.
                 with contextlib.suppress(OSError):
@@ -69,19 +86,20 @@ def prepare_on_ray(
             if final.local:
                 os.rename(target.path, final.path)
             work.remove()
-            if peak_memory is not None:
-                peak_memory.update(stages.peak_memory)
+            if measured is not None:
+                measured.update(seconds=stages.seconds, peak_memory=stages.peak_memory)
             return manifest
     except OSError as error:
         kept = f"what is done is kept in {work}, and the same command goes on"
         raise UserError(f"cannot write {output}: {describe_os_error(error)}; {kept}") from error
 
 
-def _identity(options: Options, inputs: Sequence[Path], sizes: Sizes) -> dict[str, Any]:
+def _identity(options: Options, inputs: Sequence[AnyPath], sizes: Sizes, base: Dataset | None) -> dict[str, Any]:
     files = [file for path in inputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     found = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     kind = type(options).__name__
     content = {"plan": _PLAN, "rules": RULES, "kind": kind, "sizes": vars(sizes), "inputs": found}
+    content["onto"] = base.fingerprint if base else None
     return json.loads(json.dumps({**content, "options": options.model_dump(mode="json")}))
 
 

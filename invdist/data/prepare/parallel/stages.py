@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -34,12 +35,15 @@ class Stages:
         self._finished = set(self._done.files())
         self.peak_memory: dict[str, int] = {}
         """The largest memory (bytes) that a process had by the end of a task of each stage."""
+        self.seconds: dict[str, float] = {}
+        """How long each stage took."""
 
     def run(self, stage: str, task: Task, context: Any, calls: Sequence[tuple]) -> list[Result]:
         """The results of `task(context, *call)` for every call, in their order. `context` is sent to Ray once.
 
         `rows` in a result counts for the progress. `UserError` if a task says so.
         """
+        start = time.perf_counter()
         markers = [f"{stage.replace(' ', '_')}-{number:06d}.json" for number in range(len(calls))]
         results = {n: self._read(name) for n, name in enumerate(markers) if name in self._finished}
         rows = sum(result.get("rows", 0) for result in results.values())
@@ -52,6 +56,7 @@ class Stages:
                 rows += result.get("rows", 0)
                 self.progress(stage, rows)
         self.peak_memory[stage] = max((result["peak_memory"] for result in results.values()), default=0)
+        self.seconds[stage] = time.perf_counter() - start
         return [results[number] for number in range(len(calls))]
 
     def _on_ray(self, stage: str, task: Task, context: Any, calls: Calls) -> Generator[tuple[int, Result]]:

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,25 @@ import pyarrow.parquet as pq
 
 from invdist.data.prepare.parallel.arrays import bucketed, read_columns, read_range, write_arrays
 from invdist.data.prepare.parallel.id_parts import NumberedIds, number_part, sorted_ids, write_ids
+from invdist.data.prepare.parallel.runs import Run, read_runs, write_shard
 from invdist.data.prepare.quantiles import digit_counts
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.row_rules import RowRules, pair_of_indices, pair_of_words
 from invdist.data.prepare.spill import BUCKETS
 from invdist.data.prepare.split_rule import SplitRule
 from invdist.data.prepare.splitting import TRAIN
-from invdist.data.prepare.writer import PARQUET, encode, shard_tables
+from invdist.data.prepare.writer import PARQUET
 from invdist.data.schema import ROW_GROUP_ROWS, UNCLEAR_LABEL
 from invdist.runtime.files import Folder
 
 Segment = tuple[str, int, int]
 """A file and the range of its records."""
+Buckets = list[tuple[int, list[Segment]]]
+"""Buckets that follow each other: (number, where its records are, in the order of the log)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Context:
     """What tasks of every stage know."""
 
     log: RawLog
@@ -50,12 +53,12 @@ class Job:
         return np.dtype(fields)
 
 
-def look(job: Job, piece: Any) -> dict[str, Any]:
+def look(job: Context, piece: Any) -> dict[str, Any]:
     """What reading needs to know of a piece of the log before any is read."""
     return {"found": job.log.look(piece)}
 
 
-def read(job: Job, number: int, piece: Any) -> dict[str, Any]:
+def read(job: Context, number: int, piece: Any) -> dict[str, Any]:
     """Reads a piece of the log into chunks of records, with their distinct ids, or into buckets if ids are indices."""
     counts: Counter[str] = Counter()
     chunks: list[dict[str, Any]] = []
@@ -85,7 +88,7 @@ def read(job: Job, number: int, piece: Any) -> dict[str, Any]:
     return {"rows": rows, "counts": counts, "chunks": chunks, "types": types, "times": kinds, "owed": owed}
 
 
-def _write_chunk(job: Job, name: str, records: np.ndarray, ids: pa.Table) -> dict[str, Any]:
+def _write_chunk(job: Context, name: str, records: np.ndarray, ids: pa.Table) -> dict[str, Any]:
     if job.log.universe():
         records["user"], records["item"] = ids["user"].to_numpy(), ids["item"].to_numpy()
         return _write_buckets(job, name, records, pair_of_indices(records["user"], records["item"]))
@@ -98,14 +101,18 @@ def _write_chunk(job: Job, name: str, records: np.ndarray, ids: pa.Table) -> dic
     return chunk
 
 
-def _write_buckets(job: Job, name: str, records: np.ndarray, pair: np.ndarray) -> dict[str, Any]:
+def _write_buckets(job: Context, name: str, records: np.ndarray, pair: np.ndarray) -> dict[str, Any]:
     grouped, edges = bucketed(records, job.rules.bucket(pair), BUCKETS)
     write_arrays(job.work.child("buckets"), name, [grouped])
     return {"name": name, "rows": len(records), "edges": edges}
 
 
 def number(
-    context: tuple[Job, dict[str, tuple[Sequence[str], Sequence[Any]]]], entity: str, part: int, low: Any, high: Any
+    context: tuple[Context, dict[str, tuple[Sequence[str], Sequence[Any]]]],
+    entity: str,
+    part: int,
+    low: Any,
+    high: Any,
 ) -> dict[str, Any]:
     """Numbers the ids of one part; the context has the files and fences of each entity's chunks."""
     job, chunks = context
@@ -114,7 +121,7 @@ def number(
     return number_part(job.work.child("chunks"), names, fences, low, high, target, f"{entity}-{part:05d}")
 
 
-def route(context: tuple[Job, NumberedIds, NumberedIds], number: int, name: str, rows: int) -> dict[str, Any]:
+def route(context: tuple[Context, NumberedIds, NumberedIds], number: int, name: str, rows: int) -> dict[str, Any]:
     """Gives the records of a chunk their indices, and puts them into buckets."""
     job, users, items = context
     records = read_range(job.work.child("chunks"), f"{name}.rows", job.rules.dtype, 0, rows).copy()
@@ -126,7 +133,7 @@ def route(context: tuple[Job, NumberedIds, NumberedIds], number: int, name: str,
     return _write_buckets(job, name, records, pair_of_words(*words))
 
 
-def table(context: tuple[Job, NumberedIds | None, int], name: str) -> dict[str, Any]:
+def table(context: tuple[Context, NumberedIds | None, int], name: str) -> dict[str, Any]:
     """Writes `users.parquet` or `items.parquet` part by part, as one table would be written."""
     job, ids, count = context
     schema = pa.schema([("index", pa.int64()), ("raw", ids.part(0).type if ids is not None else pa.int64())])
@@ -169,28 +176,35 @@ class _Hashed:
         """The file below is closed by its owner."""
 
 
-def find(context: tuple[Job, NumberedIds], part: int, values: list[Any]) -> dict[str, Any]:
+def find(context: tuple[Context, NumberedIds], part: int, values: list[Any]) -> dict[str, Any]:
     """Final indices of ids among those of one part."""
     _, ids = context
     return {"index": ids.find(part, pa.array(values, ids.part(part).type)).tolist()}
 
 
-def finish_rates(context: tuple[Job, list[list[Segment]]]) -> dict[str, Any]:
-    """Quantiles of finish rates."""
-    job, segments = context
-    return {"rates": job.rules.finish_rates(_records(job, bucket) for bucket in segments)}
+def finish_rates(context: tuple[Context, list[Buckets]]) -> dict[str, Any]:
+    """Quantiles of finish rates, of buckets in groups."""
+    job, groups = context
+    return {"rates": job.rules.finish_rates(chain.from_iterable(_records(job, group) for group in groups))}
 
 
-def _records(job: Job, segments: list[Segment]) -> np.ndarray:
-    parts = [read_range(job.work.child("buckets"), *_of(job, segment)) for segment in segments]
-    return np.concatenate([np.empty(0, job.rules.dtype), *parts])
+def _records(job: Context, buckets: Buckets) -> Iterator[np.ndarray]:
+    """The records of buckets that follow each other. They do so in every file, too: one read for all of them."""
+    spans: dict[str, Segment] = {}
+    for name, start, stop in chain.from_iterable(segments for _, segments in buckets):
+        spans[name] = name, spans.get(name, (name, start))[1], stop
+    files = {name: (span[1], read_range(job.work.child("buckets"), *_of(job, span))) for name, span in spans.items()}
+    for _, segments in buckets:
+        found = ((*files[name], start, stop) for name, start, stop in segments)
+        parts = [rows[start - first : stop - first] for first, rows, start, stop in found]
+        yield np.concatenate([np.empty(0, job.rules.dtype), *parts])
 
 
-def _of(job: Job, segment: Segment) -> tuple[str, np.dtype, int, int]:
+def _of(job: Context, segment: Segment) -> tuple[str, np.dtype, int, int]:
     return segment[0], job.rules.dtype, segment[1], segment[2]
 
 
-def count_play_times(job: Job, name: str, rows: int, shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
+def count_play_times(job: Context, name: str, rows: int, shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
     """Digits (see `quantiles`) of the play times of a chunk."""
     played = read_range(job.work.child("buckets"), name, job.rules.dtype, 0, rows)["play_time"]
     return _sparse(digit_counts(played[played >= 0], shift, prefixes))
@@ -200,14 +214,14 @@ Group = list[tuple[int, list[int]]]
 """Buckets whose clean rows are in one file, which has the name of the first: (number, layout), see `_arranged`."""
 
 
-def count_times(job: Job, group: Group, shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
+def count_times(job: Context, group: Group, shift: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
     """Digits of the times of labeled rows."""
     rows = _clean_rows(job, group, ["time"])
     times = np.concatenate([rows[at : at + layout[0]]["time"] for at, layout in _places(group)])
     return _sparse(digit_counts(times, shift, prefixes))
 
 
-def _clean_rows(job: Job, group: Group, names: Sequence[str]) -> np.ndarray:
+def _clean_rows(job: Context, group: Group, names: Sequence[str]) -> np.ndarray:
     total = sum(sum(layout) for _, layout in group)
     columns = read_columns(job.work.child("clean"), file_of(group), job.clean_dtype, total, 0, total, names)
     rows = np.empty(total, np.dtype([(name, job.clean_dtype[name]) for name in names]))
@@ -243,15 +257,16 @@ def dense(results: Sequence[dict[str, Any]], prefixes: int) -> np.ndarray:
     return counts
 
 
-def clean(context: tuple[Job, int], buckets: list[tuple[int, list[Segment]]]) -> dict[str, Any]:
+def clean(context: tuple[Context, int], buckets: Buckets) -> dict[str, Any]:
     """Cleans buckets into one file, their rows ordered by split as far as it is known: see `_arranged`."""
     job, items = context
     counts: Counter[str] = Counter()
-    parts = (job.rules.clean(number, _records(job, segments), items, counts) for number, segments in buckets)
+    records = zip(buckets, _records(job, buckets), strict=True)
+    parts = (job.rules.clean(number, rows, items, counts) for (number, _), rows in records)
     return _write_clean(job, "clean", file_of(buckets), parts, counts)
 
 
-def split(job: Job, group: Group) -> dict[str, Any]:
+def split(job: Context, group: Group) -> dict[str, Any]:
     """Orders the clean rows of a group by their split."""
     rows = _clean_rows(job, group, job.clean_dtype.names or ())
     parts = (rows[at : at + sum(layout)] for at, layout in _places(group))
@@ -259,7 +274,7 @@ def split(job: Job, group: Group) -> dict[str, Any]:
 
 
 def _write_clean(
-    job: Job, folder: str, name: str, buckets: Iterable[np.ndarray], counts: Counter[str]
+    job: Context, folder: str, name: str, buckets: Iterable[np.ndarray], counts: Counter[str]
 ) -> dict[str, Any]:
     """Writes the rows of buckets into one file, column by column."""
     names = job.clean_dtype.names or ()
@@ -289,36 +304,18 @@ def _arranged(rule: SplitRule, rows: np.ndarray, counts: Counter[str]) -> tuple[
     return [*layout, len(unclear)], np.concatenate([labeled, unclear])
 
 
-Run = tuple[str, int, int, int, bool]
-"""Clean rows: (file, rows in it, start, stop, whether their labels are hidden)."""
-
-
-def write(context: tuple[Job, str], split: str, number: int, runs: list[Run]) -> dict[str, Any]:
+def write(context: tuple[Context, str], split: str, number: int, runs: list[Run]) -> dict[str, Any]:
     """Writes one shard of a split, from the files of clean rows in the folder that the context names."""
     job, folder = context
-    parts = []
-    for (name, rows), some in groupby(runs, lambda run: run[:2]):
-        parts += _shard_columns(job, folder, split, name, rows, list(some))
+    parts = list(_shard_columns(job, folder, split, runs))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    entries = {}
-    for name, path, content in shard_tables(split, number, columns):
-        content, entries[name] = encode(path, content)
-        with job.target.child(name).create(path.rsplit("/", 1)[1]) as file:
-            file.write(content)
-    rows = len(columns["user"])
-    positives = int(np.count_nonzero(columns["label"] == 1)) if "label" in columns else 0
-    return {"rows": rows, "entries": entries, "positives": positives}
+    return write_shard(job.target, split, number, columns)
 
 
-def _shard_columns(
-    job: Job, folder: str, split: str, file: str, rows: int, runs: list[Run]
-) -> Iterator[dict[str, np.ndarray]]:
-    """The columns of runs that are in one file, which is read once."""
+def _shard_columns(job: Context, folder: str, split: str, runs: list[Run]) -> Iterator[dict[str, np.ndarray]]:
+    """The columns that are written of each run."""
     names = ["user", "item", "label", *(["truth"] if job.rules.has_truth else [])]
-    first, last = min(run[2] for run in runs), max(run[3] for run in runs)
-    found = read_columns(job.work.child(folder), file, job.clean_dtype, rows, first, last, names)
-    for _, _, start, stop, hidden in runs:
-        columns = {name: column[start - first : stop - first] for name, column in found.items()}
+    for (_, _, start, stop, hidden), columns in read_runs(job.work.child(folder), job.clean_dtype, runs, names):
         label = columns.pop("label")
         if split != "unclear":
             columns = {"user": columns["user"], "item": columns["item"], "label": label}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
@@ -117,11 +118,12 @@ def test_the_same_bytes_as_in_two_passes(case: str, tmp_path: Path) -> None:
 def test_the_same_bytes_on_ray(tmp_path: Path, ray_cluster: object) -> None:
     options, inputs = options_of("time and csv", tmp_path)
     alone = prepare_log(options, inputs, tmp_path / "alone")
-    peak: dict[str, int] = {}
-    together = prepare_on_ray(options, inputs, tmp_path / "together", 4, sizes=SMALL, peak_memory=peak)
+    measured: dict[str, dict[str, Any]] = {}
+    together = prepare_on_ray(options, inputs, tmp_path / "together", 4, sizes=SMALL, measured=measured)
     assert together == alone
     assert content(tmp_path / "together") == content(tmp_path / "alone")
-    assert min(peak.values()) > 1 << 20
+    assert min(measured["peak_memory"].values()) > 1 << 20
+    assert measured["seconds"].keys() == measured["peak_memory"].keys()
 
 
 class Stopped(Exception):
@@ -174,6 +176,13 @@ def test_unfinished_work_of_another_call_is_left_alone(tmp_path: Path) -> None:
         prepare_on_ray(options, inputs, tmp_path / "there", 0, sizes=SMALL)
 
 
+def test_noise_is_refused(tmp_path: Path) -> None:
+    options, inputs = options_of("synthetic", tmp_path)
+    with pytest.raises(UserError, match="label_noise"):
+        prepare_on_ray(options.model_copy(update={"label_noise": 0.1}), inputs, tmp_path / "out", 0)
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_what_is_wrong_with_a_log_is_said_as_in_one_process(tmp_path: Path) -> None:
     for name, ids in (("a", [1, 2]), ("b", ["x", "y"])):
         pq.write_table(pa.table({"user": ids, "item": ids, "rating": [1.0, 5.0]}), tmp_path / f"{name}.parquet")
@@ -194,7 +203,55 @@ def test_the_command(tmp_path: Path) -> None:
     assert command.main([*write, str(tmp_path / "b")]) == 0
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert command.main([*write, str(tmp_path / "c"), "--workers", "-1"]) == 2
-    assert command.main([*write, str(tmp_path / "c"), "--workers", "2", "--onto", str(tmp_path / "a")]) == 2
+    for name, how in (("d", ["--workers", "0"]), ("e", [])):
+        assert command.main([*write, str(tmp_path / name), "--onto", str(tmp_path / "a"), *how]) == 0
+    assert content(tmp_path / "d") == content(tmp_path / "e")
+
+
+def a_day(folder: Path, number: int) -> list[Path]:
+    """Plays of a day, some of them of pairs of the day before; a file of text ids."""
+    table = plays(text_ids=True).slice(600 * number, 1500)
+    pq.write_table(table, folder / f"day-{number}.parquet", row_group_size=300)
+    return [folder / f"day-{number}.parquet"]
+
+
+@pytest.mark.parametrize(
+    "onto", [{}, {"keep": 1, "duplicates": "first"}, {"keep": 0, "older": "unclear", "drop_unseen": 1}]
+)
+def test_days_grow_to_the_same_bytes(onto: dict[str, Any], tmp_path: Path) -> None:
+    before: Path | None = None
+    for number in range(3):
+        given = {"rule": "play_time", "shard_rows": 400, **(onto if number else {})}
+        options, inputs = build_options("microvideo", given), a_day(tmp_path, number)
+        alone = prepare_log(options, inputs, tmp_path / f"alone-{number}", onto=before)
+        together = prepare_on_ray(options, inputs, tmp_path / f"{number}", 0, sizes=SMALL, onto=before)
+        assert together == alone
+        before = tmp_path / f"alone-{number}"
+        assert content(tmp_path / f"{number}") == content(before)
+    assert together["growth"]["pairs_seen_before"] > 100
+
+
+def test_days_of_a_synthetic_feed_grow_to_the_same_bytes(tmp_path: Path) -> None:
+    """Its truth is known, too; and an interrupted growth goes on."""
+    before: Path | None = None
+    for day in ("2026-01-01", "2026-01-02"):
+        options = build_options("synthetic", {"preset": "tiny", "days": 3, "since": day, "until": day})
+        alone = prepare_log(options, [], tmp_path / f"alone {day}", onto=before)
+        output = tmp_path / day
+        for stage in ("joining days", "cleaning days", "writing days") if before else ():
+
+            def stop(now: str, rows: int, at: str = stage) -> None:
+                if now == at:
+                    raise Stopped
+
+            with pytest.raises(Stopped):
+                prepare_on_ray(options, [], output, 0, stop, onto=before)
+        if before:
+            with pytest.raises(UserError, match=r"another prepare \(other onto\)"):
+                prepare_on_ray(options, [], output, 0)
+        assert prepare_on_ray(options, [], output, 0, onto=before) == alone
+        before = tmp_path / f"alone {day}"
+        assert content(output) == content(before)
 
 
 def test_a_bucket_takes_a_data_set_whole(tmp_path: Path, s3_bucket: str) -> None:
@@ -208,6 +265,41 @@ def test_a_bucket_takes_a_data_set_whole(tmp_path: Path, s3_bucket: str) -> None
         assert opened.read("unclear").equals(Dataset.open(str(tmp_path / "alone")).read("unclear"))
         with pytest.raises(UserError, match="is already there"):
             prepare(options, inputs, where)
+
+
+@pytest.mark.parametrize("case", ["time and csv", "text and quartiles", "given"])
+def test_a_log_in_a_bucket_is_read_as_one_on_a_disk(case: str, tmp_path: Path, s3_bucket: str) -> None:
+    """CSV in pieces, gzip, parquet and lists of pairs, all in the bucket."""
+    options, inputs = options_of(case, tmp_path)
+    alone = prepare_log(options, inputs, tmp_path / "alone")
+    where = f"{s3_bucket}/{case.replace(' ', '-')}"
+    for file in inputs:
+        pafs.copy_files(str(file), f"{where}/log/{file.name}")
+    for name in ("valid", "test") if options.split == "given" else ():
+        pafs.copy_files(str(tmp_path / name), f"{where}/lists/{name}")
+        options = options.model_copy(update={f"{name}_file": f"{where}/lists/{name}"})
+    assert prepare_log(options, [f"{where}/log"], tmp_path / "two") == alone
+    assert prepare_on_ray(options, [f"{where}/log/{file.name}" for file in inputs], tmp_path / "steps", 0) == alone
+    assert prepare_on_ray(options, [f"{where}/log"], tmp_path / "small", 0, sizes=SMALL) == alone
+    assert content(tmp_path / "small") == content(tmp_path / "alone")
+    with pytest.raises(UserError, match=f"{where}/nothing is not there"):
+        prepare_log(options, [f"{where}/nothing"], tmp_path / "nothing")
+
+
+def test_a_day_grows_in_a_bucket(tmp_path: Path, s3_bucket: str) -> None:
+    """Log, data set of the day before and output in the bucket; by the command."""
+    where = f"{s3_bucket}/days"
+    for number in range(2):
+        options, (log,) = build_options("microvideo", {}), a_day(tmp_path, number)
+        before = tmp_path / f"alone-{number - 1}" if number else None
+        prepare_log(options, [log], tmp_path / f"alone-{number}", onto=before)
+        pafs.copy_files(str(log), f"{where}/logs/day={number}/{log.name}")
+        given = ["microvideo", "--input", f"{where}/logs/day={number}", "--output", f"{where}/{number}"]
+        onto = ["--onto", f"{where}/{number - 1}"] if number else []
+        assert command.main([*given, "--workers", "0", *onto]) == 0
+    alone, grown = Dataset.open(str(tmp_path / "alone-1")), Dataset.open(f"{where}/1")
+    assert grown.manifest == alone.manifest
+    assert grown.read("unclear").equals(alone.read("unclear"))
 
 
 def test_training_reads_a_bucket(tmp_path: Path, tiny_data: Path, s3_bucket: str) -> None:
