@@ -28,7 +28,7 @@ from invdist.data.prepare.row_rules import pair_of_indices
 from invdist.data.prepare.spill import BUCKETS, Spill
 from invdist.data.prepare.splitting import Shares
 from invdist.data.prepare.writer import DatasetWriter
-from invdist.data.schema import LABELED_SPLITS, SPLITS, TRAINING_LABELED, UNCLEAR_LABEL
+from invdist.data.schema import LABELED_SPLITS, SPLITS, UNCLEAR_LABEL
 from invdist.runtime.errors import UserError
 
 pc: Any = pyarrow.compute  # its functions are generated at import, unseen by type checkers
@@ -42,8 +42,6 @@ ROW = np.dtype(
 
 
 _UNCLEAR = SPLITS.index("unclear")
-_MOST_AGAIN = 0.5
-"""At most this share of the older labels trains again: more would cost as much as training anew."""
 _NOT_LEARNED = (SPLITS.index("valid"), SPLITS.index("test"))
 
 
@@ -103,9 +101,8 @@ class Joined:
 class GrowthRules:
     """What becomes of the rows of both data sets, as functions of the rows alone: in one process or in many."""
 
-    def __init__(self, day: int, options: Options, ids: Mapping[Entity, Joined], replay: float) -> None:
-        """`replay` is the share of the labels that a model has learned from which it learns from again."""
-        self.day, self.options, self._replay = day, options, replay
+    def __init__(self, day: int, options: Options, ids: Mapping[Entity, Joined]) -> None:
+        self.day, self.options = day, options
         self._before, self._today = ([getattr(joined, when) for joined in ids.values()] for when in ("before", "today"))
 
     def read(self, dataset: Dataset, today: bool, split: str, shard: int, counts: Counter[str]) -> Iterator[np.ndarray]:
@@ -136,7 +133,7 @@ class GrowthRules:
         A label that only validated or tested a model has taught it nothing yet: it trains the next one.
         """
         labeled, drawn = rows["label"] != UNCLEAR_LABEL, hashing.uniform(self._words(rows, "replay", self.day))
-        aside = old & labeled & ~np.isin(rows["split"], _NOT_LEARNED) & (drawn >= self._replay)
+        aside = old & labeled & ~np.isin(rows["split"], _NOT_LEARNED) & (drawn >= self.options.replay)
         rows["split"][labeled & ~aside & (rows["split"] == _UNCLEAR)] = _NOT_LEARNED[0]
         rows["truth"][aside], rows["split"][aside] = rows["label"][aside], _UNCLEAR
 
@@ -161,7 +158,6 @@ class GrowthRules:
         counts["pairs_seen_before"] += int(np.count_nonzero(again))
         rows = rows[keep]
         counts["carried_rows"] += int(np.count_nonzero(~rows["today"]))
-        counts["set_aside"] += int(np.count_nonzero((rows["split"] == _UNCLEAR) & (rows["label"] != UNCLEAR_LABEL)))
         return rows[hashing.permutation(hashing.key(self.options.seed, "onto", bucket), len(rows))]
 
     def past(self, rows: np.ndarray) -> np.ndarray:
@@ -187,10 +183,7 @@ class Growth:
         for entity, joined in self.ids.items():
             if not len(joined):
                 raise UserError(f"drop_unseen={options.drop_unseen} leaves no {entity}")
-        new = sum(today.rows[split] for split in TRAINING_LABELED) + base.rows["valid"] + base.rows["test"]
-        learned = sum(base.rows[split] for split in TRAINING_LABELED) + base.manifest.get("set_aside", 0)
-        replay = min(_MOST_AGAIN, options.replay * new / max(learned, 1))
-        self.rules = GrowthRules(self.day, options, self.ids, replay)
+        self.rules = GrowthRules(self.day, options, self.ids)
         self.counts: Counter[str] = Counter()
 
     def tables(self) -> Iterator[tuple[str, str, pa.Table]]:
@@ -279,7 +272,7 @@ class Growth:
             "day": self.day,
             "keep": self.options.keep,
             "drop_unseen": self.options.drop_unseen,
-            "set_aside": self.counts["set_aside"],
+            "set_aside": True,
             "growth": growth,
             "drift": {"first": base["drift"]["first"] if "drift" in base else _labels(base), "today": _labels(today)},
             "ancestors": [*base.get("ancestors", []), base["fingerprint"]],

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from invdist.config.fields import BelowOne, Count, CountOrZero, NonNegative, OneOf, OpenShare, Section, Share, build
+from invdist.config.fields import BelowOne, Count, CountOrZero, OneOf, OpenShare, Section, Share, build
 from invdist.data.prepare.daily_feed import FIRST_DAY, DailyFeed
 from invdist.data.prepare.given_split import GivenSplit
 from invdist.data.prepare.labeling import Labeling
@@ -46,8 +46,8 @@ class Options(Section):
     older: Literal["drop", "unclear"] = "drop"
     """--onto: rows of days before those to keep are dropped, or stay as exposures without a label (`unclear`). Labels
     that only validated or tested the model of the day before have not been learned from: with `unclear` they train."""
-    replay: NonNegative = 16.0
-    """--onto, older=unclear: how many older labels train again for each new one, others each day; at most half."""
+    replay: Share = 0.5
+    """--onto, older=unclear: share of the older labels that train again beside the new ones, others each day."""
     drop_unseen: Count | None = None
     """--onto: ids that were not seen for so many days are dropped with their rows; null: none."""
     valid_file: str | None = None
