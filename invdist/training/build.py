@@ -36,7 +36,10 @@ def build_model(
         labels=sum(dataset.rows[split] for split in TRAINING_LABELED),
         exposures=config.exposures,
     )
-    return build_recommender(spec, device, comm, vectors)
+    model = build_recommender(spec, device, comm, vectors)
+    if config.training.compile:
+        model.compile(batch_size(config) // comm.size)
+    return model
 
 
 def build_strategy(config: Config, dataset: Dataset, model: Recommender) -> Strategy:
