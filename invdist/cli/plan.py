@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto lets the planner choose row-wise or table-wise for each table",
     )
+    add("--item-sharding", choices=SHARDINGS, help="of the items, if not as the users: data_parallel replicates them")
     add(
         "--tables",
         choices=MEMORIES,

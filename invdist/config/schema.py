@@ -55,6 +55,9 @@ class RowsConfig(Section):
     """Embedding size k of GMF, a multiple of 4; NeuMF's tower takes 4k more columns of the same table."""
     sharding: Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"] = "auto"
     """How tables are sharded over workers; `auto` leaves it to TorchRec's planner."""
+    item_sharding: Literal["auto", "row_wise", "table_wise", "column_wise", "data_parallel"] | None = None
+    """The same for the items alone; null: as the users. With `data_parallel` items beside row-wise users every worker
+    has all items, and of them only gradients travel."""
     optimizer: Literal["adam", "sgd", "rowwise_adagrad"] = "adam"
     """Optimizer of embedding rows; it updates only the rows of a step."""
     hbm_gb: Positive = 32.0
@@ -76,12 +79,20 @@ class RowsConfig(Section):
     bias: bool = False
     """One more column per user and item, added to the logit."""
 
+    @property
+    def shardings(self) -> dict[str, str]:
+        """How each table is sharded."""
+        return {"user": self.sharding, "item": self.item_sharding or self.sharding}
+
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems as (field, what is wrong)."""
         if self.dim % 4:
             yield "dim", f"expected a multiple of 4, which FBGEMM's rows need, not {self.dim}"
-        if self.memory == "uvm" and self.sharding == "data_parallel":
+        kinds = set(self.shardings.values())
+        if self.memory == "uvm" and "data_parallel" in kinds:
             yield "memory", "data_parallel tables are on the device; expected device or another rows.sharding"
+        if len(kinds) > 1 and "column_wise" in kinds:
+            yield "item_sharding", "if one table is column_wise, both must be: pieces of rows are equally wide"
 
 
 class ExposuresConfig(Section):
@@ -184,8 +195,8 @@ class GrowthConfig(Section):
     """The run folder that it goes on from; `--from` sets this and the next."""
     checkpoint: str | None = None
     """The checkpoint of that run: its step and a digest of its content."""
-    epochs: Count = 1
-    """Epochs of a run that goes on from another, instead of training.epochs."""
+    epochs: Count = 3
+    """At most this many epochs of a run that goes on from another, instead of training.epochs."""
     products: Count = 3
     """Passes over the exposures to bring the vectors of the older run up to date, instead of exposures.products."""
 
@@ -270,8 +281,10 @@ class Config(Section):
             yield "data.batch_size", f"{self.data.batch_size} rows per step; expected {needed}"
         if self.ray.min_workers > workers:
             yield "ray.min_workers", f"{self.ray.min_workers} is more than ray.workers ({self.ray.workers})"
-        if self.exposures.vectors and self.rows.sharding not in ("auto", "row_wise"):
-            yield "rows.sharding", f"{self.rows.sharding} tables cannot have exposures.vectors; expected row_wise"
+        for key, kind in zip(("rows.sharding", "rows.item_sharding"), self.rows.shardings.values(), strict=True):
+            if self.exposures.vectors and kind not in ("auto", "row_wise"):
+                yield key, f"{kind} tables cannot have exposures.vectors; expected row_wise"
+                break
         if self.exposures.vectors and self.rows.optimizer != "adam":
             yield "rows.optimizer", f"{self.rows.optimizer} cannot train the head of exposures.vectors; expected adam"
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name):

@@ -43,6 +43,32 @@ class Pending:
         return function([self.wait()])
 
 
+class _Unpadded(Pending):
+    """Some rows of a tensor that arrives."""
+
+    def __init__(self, tensor: Tensor, work: dist.Work | None, rows: Tensor) -> None:
+        super().__init__(tensor, work)
+        self._rows = rows
+
+    def wait(self) -> Tensor:
+        return super().wait().index_select(0, self._rows)
+
+
+def joint_places(counts: Tensor, totals: Sequence[int]) -> list[Tensor]:
+    """Where the pieces of each group are in a message that has, rank by rank, the pieces of every group.
+
+    `counts` is `[ranks, groups]`; `totals` are the numbers of pieces of the first groups. Gives `[total]` for each of
+    them, by rank.
+    """
+    joint_start = counts.reshape(-1).cumsum(0).view(counts.shape) - counts
+    shift = joint_start - counts.cumsum(0) + counts
+    return [
+        torch.repeat_interleave(shift[:, group], counts[:, group], output_size=total)
+        + torch.arange(total, device=counts.device)
+        for group, total in enumerate(totals)
+    ]
+
+
 class Comm:
     """The ranks that train together: `rank`, `size`, and the collectives that training needs.
 
@@ -77,6 +103,21 @@ class Comm:
         row_bytes = send.element_size() * (send[0].numel() if len(send) else 0)
         self._count((sum(send_rows) - send_rows[self.rank]) * row_bytes)
         return Pending(recv, work)
+
+    def all_gather(self, send: Tensor, recv_rows: Sequence[int], counts: Tensor) -> Pending:
+        """Sends all rows of `send` to every rank; receives `recv_rows[r]` rows of each rank r, in order of rank.
+
+        `counts` has `recv_rows` on the device. NCCL and gloo gather equal parts, so all are filled up to the longest.
+        """
+        longest, total = max(recv_rows), sum(recv_rows)
+        if self.size == 1 or not longest:
+            return Pending(send)
+        padded = send.new_empty((longest, *send.shape[1:]))
+        padded[: len(send)] = send
+        recv = send.new_empty((self.size * longest, *send.shape[1:]))
+        work = dist.all_gather_single(recv, padded, group=self.group, async_op=True)
+        self._count((self.size - 1) * send.nbytes)
+        return _Unpadded(recv, work, joint_places(torch.stack([counts, longest - counts], 1), [total])[0])
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """Sums `tensor` over the ranks, in place."""

@@ -7,7 +7,8 @@ that of the next batches is found while this batch is computed: making an `Excha
 
 A table row is exchanged in *pieces*: the whole row, or one piece per column shard. The `n` pairs of a group ask for
 `2n` rows (users first), that is `2n * pieces` pieces of `width` columns. Each distinct piece of a group travels
-once: the rank that asks sends unique ids, and sums its gradients by id before it sends them.
+once: the rank that asks sends unique ids, and sums its gradients by id before it sends them. Of a replicated table
+every rank has the rows; its gradients, and their ids, go to all ranks.
 """
 
 from __future__ import annotations
@@ -21,11 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from invdist.embeddings.comm import Comm, Pending
+from invdist.embeddings.comm import Comm, Pending, joint_places
 from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import UniqueRows
 
 __all__ = ["Exchange", "Pairs", "Route"]
+
+
+@dataclass
+class Copies:
+    """The distinct pieces of one group that are in replicated tables: each rank gets the gradients of all."""
+
+    rows: UniqueRows
+    """Those of this rank, by local row."""
+    received: list[int]
+    """Pieces of each rank."""
+    counts: Tensor
+    """The same, on the device."""
 
 
 @dataclass
@@ -40,8 +53,9 @@ class Route:
                          are answered    `sent` to each)      rows; `received`
                          at once)                             from each)
 
-    `=>` crosses ranks: ids and gradients to the right, rows and deltas back. With one rank, and on a replicated layout,
-    rows need not travel: `held` has the local row of each piece of the batch.
+    `=>` crosses ranks: ids and gradients to the right, rows and deltas back. With one rank, and of replicated tables,
+    rows need not travel: `held` has the local row of each piece of the batch. The distinct pieces of replicated tables
+    are in `copies` and not in `asked`; `requested` then ends with those of all ranks.
     """
 
     pairs: int
@@ -49,11 +63,15 @@ class Route:
     requested: Tensor
     """Local rows that gradients arrive for, in order of the rank that asks."""
     held: Tensor | None = None
-    """The local row of each piece of the batch, where this rank holds all of them."""
+    """The local row of each piece of the batch that this rank has anyway."""
     asked: UniqueRows | None = None
-    """The distinct pieces of the batch by key (`RowLocator`); None with one rank."""
-    joint_index: Tensor | None = None
-    """Where the answer to all groups has each piece of the batch."""
+    """The distinct pieces that owners are asked for, by key (`RowLocator`); None if this rank has all."""
+    copies: Copies | None = None
+    """The distinct pieces of replicated tables, if there are several ranks."""
+    joint_places: Tensor | None = None
+    """Where the answer to all groups has each distinct piece; None: it has no others."""
+    distinct: bool = False
+    """Whether the rows of this group, and gradients of them, are one for each distinct row and not for each pair."""
     sent: list[int] = field(default_factory=list)
     """Distinct pieces asked of each rank."""
     received: list[int] = field(default_factory=list)
@@ -67,6 +85,17 @@ class Route:
         assert self.asked is not None
         return self.asked.inverse
 
+    @property
+    def joint_index(self) -> Tensor:
+        """Where the answer to all groups has each piece of the batch."""
+        inverse = self.answer_index
+        return inverse if self.joint_places is None else self.joint_places.index_select(0, inverse)
+
+    @property
+    def pieces(self) -> UniqueRows:
+        """The distinct pieces of the batch on this rank, unless some are in replicated tables."""
+        return self.unique if self.asked is None else self.asked
+
     @cached_property
     def unique(self) -> UniqueRows:
         """The distinct rows of `requested`; sorted on first use, so that scoring never pays for it."""
@@ -79,73 +108,77 @@ class Exchange:
     `received` and `joint_requested` are what an answer to all groups at once needs.
     """
 
-    def __init__(self, locate: RowLocator, comm: Comm, groups: Sequence[Pairs], replicated: bool) -> None:
-        self._locate, self._comm, self._replicated = locate, comm, replicated
+    def __init__(self, locate: RowLocator, comm: Comm, groups: Sequence[Pairs]) -> None:
+        self._locate, self._comm = locate, comm
         self._pairs = [len(group.user) for group in groups]
-        self._keys = [locate(group) for group in groups]
         self._counts: Pending | None = None
         self._ids: Pending | None = None
         self.routes: list[Route] = []
-        if comm.size > 1:
-            self._asked = [UniqueRows.of(keys) for keys in self._keys]
-            edges = locate.edges
-            if replicated:  # every rank gets every gradient
-                by_group = [asked.below(edges[1:2]).expand(comm.size) for asked in self._asked]
-            else:
-                by_group = [torch.diff(asked.below(edges)) for asked in self._asked]
-            self._sent = torch.stack(by_group, 1)  # [ranks, groups]
-            if comm.tells_sizes:
-                self._send_ids(comm.to_host(self._sent))
-            else:
-                each = [len(groups)] * comm.size
-                self._counts = comm.all_to_all(self._sent.view(-1), each, each)
+        if comm.size == 1:
+            self._keys = [locate(group) for group in groups]
+            return
+        # A column for the pieces of each group that owners are asked for, then one for those in replicated tables.
+        keys = {kind: [locate(group, replicated=kind) for group in groups] for kind in locate.kinds}
+        self._asks, self._held = len(keys.get(False, ())), keys.get(True)
+        self._columns = [UniqueRows.of(each) for of_kind in keys.values() for each in of_kind]
+        asked, copied = self._columns[: self._asks], self._columns[self._asks :]
+        counts = [torch.diff(each.below(locate.edges)) for each in asked]
+        counts += [each.below(locate.edges[1:2]).expand(comm.size) for each in copied]
+        self._sent = torch.stack(counts, 1)  # [ranks, columns]
+        if comm.tells_sizes:
+            self._send_ids(comm.to_host(self._sent))
+        else:
+            each = [len(counts)] * comm.size
+            self._counts = comm.all_to_all(self._sent.view(-1), each, each)
 
     def advance(self) -> Exchange:
         """Learns how much each rank asks for, and sends the ids."""
         if self._counts is None or self._ids is not None:
             return self
-        self._received = self._counts.wait().view_as(self._sent)
-        # The one point at which the host waits for the device: collectives take their split sizes as Python numbers.
-        self._sizes = self._comm.to_host(torch.stack([self._sent, self._received]))  # [2, ranks, groups]
-        self.received = self._sizes[1].sum(1).tolist()
+        self._receive_sizes(self._counts.wait().view_as(self._sent))
         self._send_ids(self._sizes[0])
         return self
 
+    def _receive_sizes(self, counts: Tensor) -> None:
+        self._received = counts
+        # The one point at which the host waits for the device: collectives take their split sizes as Python numbers.
+        self._sizes = self._comm.to_host(torch.stack([self._sent, counts]))  # [2, ranks, columns]
+        self.received = self._sizes[1, :, : self._asks].sum(1).tolist()
+
     def _send_ids(self, sizes: np.ndarray) -> None:
-        """Sends the ids of all groups, of which `sizes` (`[ranks, groups]`) go to each rank."""
-        groups, ranks = range(len(self._asked)), self._comm.size
-        self.sent = sizes.sum(1).tolist()
-        totals = (sizes[0] if self._replicated else sizes.sum(0)).tolist()
-        self._asked = [self._asked[g].first(totals[g]) for g in groups]
-        ids = [asked.rows % self._locate.stride for asked in self._asked]
-        self._joint: list[Tensor | None] = [None for _ in groups]
-        if self._replicated:
-            send = torch.cat(ids).repeat(ranks)
-        elif len(groups) == 1:
+        """Sends the ids of all columns, of which `sizes` (`[ranks, columns]`) go to each rank."""
+        asks, ranks = self._asks, self._comm.size
+        in_message = sizes.sum(1).tolist()
+        self.sent = sizes[:, :asks].sum(1).tolist()
+        totals = [*sizes[:, :asks].sum(0).tolist(), *sizes[0, asks:].tolist()]
+        self._columns = [column.first(total) for column, total in zip(self._columns, totals, strict=True)]
+        ids = [column.rows % self._locate.stride for column in self._columns[:asks]]
+        ids += [(column.rows - self._locate.first_copy).repeat(ranks) for column in self._columns[asks:]]
+        self._joint: list[Tensor] = []
+        if len(ids) == 1:
             send = ids[0]
         else:
-            places = [_joint_places(self._sent, g, totals[g]) for g in groups]
-            send = torch.empty(sum(totals), dtype=torch.int64, device=ids[0].device)
-            for g in groups:
-                send.index_copy_(0, places[g], ids[g])
-                self._joint[g] = places[g]
+            places = joint_places(self._sent, [len(each) for each in ids])
+            send = torch.empty(sum(in_message), dtype=torch.int64, device=ids[0].device)
+            for place, each in zip(places, ids, strict=True):
+                send.index_copy_(0, place, each)
+            if asks > 1:
+                self._joint = places if asks == len(ids) else joint_places(self._sent[:, :asks], totals[:asks])
         if not self._comm.tells_sizes:
-            self._ids = self._comm.all_to_all(send, self.sent, self.received)
+            self._ids = self._comm.all_to_all(send, in_message, self._sizes[1].sum(1).tolist())
             return
-        with_counts = zip(self._sent, send.split(self.sent), strict=True)
+        with_counts = zip(self._sent, send.split(in_message), strict=True)
         send = torch.cat([part for counts_and_ids in with_counts for part in counts_and_ids])
-        self._ids = self._comm.all_to_all(send, [len(groups) + sent for sent in self.sent])
+        self._ids = self._comm.all_to_all(send, [len(ids) + rows for rows in in_message])
 
     def _receive_ids(self) -> Tensor:
         assert self._ids is not None
         if not self._comm.tells_sizes:
             return self._ids.wait()
-        groups = len(self._asked)
+        columns = len(self._columns)
         parts = self._ids.use(lambda parts: [part.clone() for part in parts])
-        self._received = torch.stack([part[:groups] for part in parts])
-        self._sizes = self._comm.to_host(torch.stack([self._sent, self._received]))
-        self.received = self._sizes[1].sum(1).tolist()
-        return torch.cat([part[groups:] for part in parts])
+        self._receive_sizes(torch.stack([part[:columns] for part in parts]))
+        return torch.cat([part[columns:] for part in parts])
 
     def finish(self) -> Exchange:
         """Receives the ids that are asked of this rank."""
@@ -155,37 +188,32 @@ class Exchange:
             self.routes = [Route(pairs, keys, held=keys) for pairs, keys in zip(self._pairs, self._keys, strict=True)]
             return self
         self.advance()
-        self.joint_requested = self._receive_ids()
-        for g, keys in enumerate(self._keys):
-            asked, joint = self._asked[g], self._joint[g]
-            requested = self.joint_requested
-            if len(self._keys) > 1:
-                places = _joint_places(self._received, g, int(self._sizes[1, :, g].sum()))
-                requested = requested.index_select(0, places)
-            joint_index = None
-            if not self._replicated:
-                joint_index = asked.inverse if joint is None else joint.index_select(0, asked.inverse)
-            self.routes.append(
-                Route(
-                    self._pairs[g],
-                    requested,
-                    held=keys if self._replicated else None,
-                    asked=asked,
-                    joint_index=joint_index,
-                    sent=self._sizes[0, :, g].tolist(),
-                    received=self._sizes[1, :, g].tolist(),
-                )
-            )
+        requested = [self._receive_ids()]
+        self.joint_requested = requested[0]
+        if len(self._columns) > 1:
+            places = joint_places(self._received, self._sizes[1].sum(0).tolist())
+            requested = [requested[0].index_select(0, place) for place in places]
+        if self._held is not None and self._asks:
+            asked, copied = self._received.split([self._asks, len(self._columns) - self._asks], 1)
+            (places,) = joint_places(torch.stack([asked.sum(1), copied.sum(1)], 1), [sum(self.received)])
+            self.joint_requested = self.joint_requested.index_select(0, places)
+        self.routes = [self._route(group, requested) for group in range(len(self._pairs))]
         return self
 
-
-def _joint_places(counts: Tensor, group: int, total: int) -> Tensor:
-    """Where the pieces of a group are in a message that has, rank by rank, the pieces of every group.
-
-    `counts` is `[ranks, groups]`; `total` is the number of pieces of the group. Gives `[total]`, by rank.
-    """
-    joint_start = counts.view(-1).cumsum(0).view_as(counts) - counts
-    own_start = counts.cumsum(0) - counts
-    shift = (joint_start - own_start)[:, group]
-    by_piece = torch.repeat_interleave(shift, counts[:, group], output_size=total)
-    return by_piece + torch.arange(total, device=counts.device)
+    def _route(self, group: int, requested: Sequence[Tensor]) -> Route:
+        columns, asked, copies, arriving = self._columns, {}, None, []
+        if self._asks:
+            asked = {
+                "asked": columns[group],
+                "joint_places": self._joint[group] if self._joint else None,
+                "sent": self._sizes[0, :, group].tolist(),
+                "received": self._sizes[1, :, group].tolist(),
+            }
+            arriving.append(requested[group])
+        if self._held is not None:
+            column = self._asks + group
+            copies = Copies(columns[column], self._sizes[1, :, column].tolist(), self._received[:, column])
+            arriving.append(requested[column] + self._locate.first_copy)
+        held = None if self._held is None else self._held[group]
+        local = arriving[0] if len(arriving) == 1 else torch.cat(arriving)
+        return Route(self._pairs[group], local, held, copies=copies, **asked)

@@ -73,10 +73,10 @@ class Kernels:
         _check(self._gather(table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr()), index, rows)
         return out
 
-    def gather_parts(self, parts: Sequence[Tensor], index: Tensor) -> Tensor:
-        """`torch.cat(parts)[index]` for indices in range."""
+    def gather_parts(self, parts: Sequence[Tensor], index: Tensor, out: Tensor | None = None) -> Tensor:
+        """`torch.cat(parts)[index]` for indices in range, into `out` if given."""
         width = parts[0].shape[1]
-        out = parts[0].new_empty((len(index), width))
+        out = parts[0].new_empty((len(index), width)) if out is None else out
         self._gather_parts(*_places(parts), width, index.contiguous().data_ptr(), len(index), out.data_ptr())
         return out
 

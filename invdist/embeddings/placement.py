@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -114,10 +114,15 @@ def memory_caps(
     return max(0, int(min(hbm_gb * GIB, card * (1 - _CARD_RESERVE))) - taken), host
 
 
+def sharding_by_table(tables: Sequence[Table], sharding: str | Mapping[str, str]) -> dict[str, str]:
+    """The sharding of each table, from one for all or one for each by name."""
+    return {table.name: sharding if isinstance(sharding, str) else sharding[table.name] for table in tables}
+
+
 def place_tables(
     collection: Any,
     tables: Sequence[Table],
-    sharding: str,
+    sharding: str | Mapping[str, str],
     topology: Any,
     *,
     batch_size: int,
@@ -126,31 +131,17 @@ def place_tables(
 ) -> Placement:
     """Plans `collection` (of `tables`) for the ranks of a TorchRec `topology`; raises `DoesNotFit`.
 
-    `auto` lets the planner choose row-wise or table-wise for each table. `batch_size` is per rank, `reserve` the share
-    of the topology's memory that is left free. `memory` matters on GPUs: with `auto` the tables are in unified memory
-    if they do not fit the devices. All of them or none: the local rows of a rank are one matrix.
+    `sharding` is one for all tables or one for each by name; `auto` lets the planner choose row-wise or table-wise.
+    `batch_size` is per rank, `reserve` the share of the topology's memory that is left free. `memory` matters on GPUs:
+    with `auto` the tables are in unified memory if they do not fit the devices. All of them or none: the local rows of
+    a rank are one matrix.
     """
-    memories = ["device"] if topology.compute_device == "cpu" else ["device", "uvm"] if memory == "auto" else [memory]
-    for number, each in enumerate(memories):
-        kernel = "dense" if sharding == "data_parallel" else _KERNELS[each]
-        try:
-            return _place(collection, tables, sharding, topology, batch_size, reserve, kernel)
-        except DoesNotFit:
-            if number == len(memories) - 1:
-                raise
-    raise AssertionError
-
-
-def _place(
-    collection: Any,
-    tables: Sequence[Table],
-    sharding: str,
-    topology: Any,
-    batch_size: int,
-    reserve: float,
-    kernel: str,
-) -> Placement:
-    """Plans with one of FBGEMM's kernels for all tables."""
+    shardings = sharding_by_table(tables, sharding)
+    on_device = topology.compute_device == "cpu" or "data_parallel" in shardings.values()
+    if memory == "auto" and not on_device:
+        with contextlib.suppress(DoesNotFit):
+            return place_tables(collection, tables, shardings, topology, batch_size=batch_size, reserve=reserve)
+    memory = "device" if on_device or memory == "device" else "uvm"
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
@@ -163,11 +154,11 @@ def _place(
             batch_size=batch_size,
             constraints={
                 table.name: ParameterConstraints(
-                    sharding_types=["row_wise", "table_wise"] if sharding == "auto" else [sharding],
-                    compute_kernels=[kernel],
+                    sharding_types=["row_wise", "table_wise"] if kind == "auto" else [kind],
+                    compute_kernels=["dense" if kind == "data_parallel" else _KERNELS[memory]],
                     min_partition=column_width(table.columns, topology.world_size),
                 )
-                for table in tables
+                for table, kind in zip(tables, shardings.values(), strict=True)
             },
             storage_reservation=FixedPercentageStorageReservation(percentage=reserve),
             stats=report,  # pyright: ignore[reportArgumentType]
@@ -176,7 +167,7 @@ def _place(
             plan = planner.plan(collection, sharders())
         except PlannerError as error:
             raise DoesNotFit from error
-    return Placement(plan, report.values, "uvm" if kernel == _KERNELS["uvm"] else "device")
+    return Placement(plan, report.values, memory)
 
 
 def spread_multiplier(rows: int) -> int:

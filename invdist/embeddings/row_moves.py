@@ -61,11 +61,11 @@ def gather_rows(table: Tensor, rows: Tensor, out: Tensor | None = None) -> Tenso
     return found if out is None else out.copy_(found)
 
 
-def gather_parts(parts: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """`torch.cat(parts)[rows]`."""
+def gather_parts(parts: Sequence[Tensor], rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """`torch.cat(parts)[rows]`, in `out` if given."""
     if (compiled := kernels_for(parts[0])) is not None:
-        return compiled.gather_parts(parts, rows)
-    return gather_rows(_joined(parts), rows)
+        return compiled.gather_parts(parts, rows, out)
+    return gather_rows(_joined(parts), rows, out)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -107,11 +107,26 @@ class SharedMemoryComm(Comm):
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """As `Comm.all_reduce`; every rank sums in order of rank, so all have the same bits."""
-        size = tensor.numel() * tensor.element_size()
-        edges = [0, *[size] * self.size]  # one part that everybody reads
-        number = self._publish(tensor, edges)
-        self._count(size * (self.size - 1))
+        number = self._publish_to_all(tensor)
         return self._arriving(number, lambda: [self._read_sum(number, tensor)])
+
+    def all_gather(self, send: Tensor, recv_rows: Sequence[int], counts: Tensor) -> Pending:
+        """As `Comm.all_gather`."""
+        number, width = self._publish_to_all(send), math.prod(send.shape[1:])
+        return self._arriving(
+            number,
+            lambda: [
+                self._open(rank, self._line_of(rank, number))
+                .tensor(send.dtype, 0, rows * width)
+                .view(-1, *send.shape[1:])
+                for rank, rows in enumerate(recv_rows)
+            ],
+        )
+
+    def _publish_to_all(self, tensor: Tensor) -> int:
+        """Enters a message with one part, which everybody reads."""
+        self._count(tensor.nbytes * (self.size - 1))
+        return self._publish(tensor, [0, *[tensor.nbytes] * self.size])
 
     def _arriving(self, number: int, read: Callable[[], list[Tensor]]) -> _Arriving:
         arriving = _Arriving(read, lambda: self._mark_read(number))

@@ -6,6 +6,7 @@ size of the tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from invdist.embeddings.comm import Comm, Pending
-from invdist.embeddings.exchange import Exchange, Route
+from invdist.embeddings.exchange import Copies, Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows, square_sum
 from invdist.embeddings.row_optimizers import RowOptimizer
@@ -37,10 +38,6 @@ class RowUpdate:
         """The same rows with other values."""
         return RowUpdate(self.unique, function(self.values))
 
-    def square_sum(self) -> float | Tensor:
-        """The sum of squares of all values."""
-        return square_sum(self.values) if self.unique.count is None else self.unique.square_sum(self.values)
-
 
 class EmbeddingStore:
     """The sharded tables of users and items, seen from one rank."""
@@ -54,12 +51,13 @@ class EmbeddingStore:
     ) -> None:
         self.layout: Layout = tables.layout
         self._replicated, self._whole_rows = self.layout.replicated, self.layout.whole_rows
+        self._copied = [shard for shard in self.layout.on(comm.rank) if shard.table in self._replicated]
         self.local_rows = use_huge_pages(tables.local_rows)
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
         self.changed: Tensor | None = None
         """Which local rows were changed since `track`, bool; None: not recorded."""
-        self._locate = RowLocator(self.layout, comm.size, self.local_rows.device)
+        self._locate = RowLocator(self.layout, comm.size, self.local_rows.device, comm.rank)
         self._owners = self._owner_groups()
         self.optimizer = make_optimizer(self.local_rows, self)
 
@@ -98,42 +96,78 @@ class EmbeddingStore:
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
-        return Exchange(self._locate, self.comm, groups, self._replicated)
+        return Exchange(self._locate, self.comm, groups)
 
     @torch.no_grad()
-    def pull(self, exchange: Exchange) -> list[Tensor]:
-        """The rows of every group: `[2n, columns]` each, users first."""
+    def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
+        """The rows of every group: `[2n, columns]` each, users first.
+
+        Of the groups numbered in `distinct` each distinct row only once, if that is at most half as many
+        (`Route.distinct`): `[m, columns]`, in the order of `Route.pieces`.
+        """
         routes = exchange.finish().routes
-        if routes[0].held is not None:
-            return [self._whole(gather_rows(self.local_rows, _present(route.held))) for route in routes]
+        for group in distinct:
+            routes[group].distinct = self._repeats(routes[group])
+        if routes[0].asked is None:
+            return [
+                self._whole(gather_rows(self.local_rows, r.unique.rows if r.distinct else _present(r.held)))
+                for r in routes
+            ]
         wanted = exchange.joint_requested
         answer = self.comm.send_buffer(len(wanted), self.layout.width, self.local_rows)
         gather_rows(self.local_rows, wanted, out=answer)
         arriving = self._send(answer, exchange.received, exchange.sent)
-        return arriving.use(
-            lambda parts: [self._whole(gather_parts(parts, _present(route.joint_index))) for route in routes]
-        )
+        return arriving.use(lambda parts: [self._whole(self._pieces(parts, route)) for route in routes])
+
+    def _repeats(self, route: Route) -> bool:
+        """Whether rows repeat so often in a group that it is worth to have each once."""
+        if route.copies is not None or not self._whole_rows:
+            return False
+        pieces = route.pieces
+        return pieces.count is None and 0 < 2 * len(pieces.rows) <= len(pieces.order)
+
+    def _pieces(self, parts: Sequence[Tensor], route: Route) -> Tensor:
+        """The pieces of a batch from the answer of their owners, and those that this rank has."""
+        if route.distinct:
+            return gather_parts(parts, route.joint_places) if route.joint_places is not None else torch.cat(list(parts))
+        index, held = route.joint_index, route.held
+        if held is None:
+            return gather_parts(parts, index)
+        pieces = self.local_rows.new_empty((len(index) + len(held), self.layout.width))
+        asked, own = self._asked_and_held(pieces, route)
+        gather_parts(parts, index, out=asked)
+        gather_rows(self.local_rows, held, out=own)
+        return pieces
+
+    def _asked_and_held(self, pieces: Tensor, route: Route) -> tuple[Tensor, Tensor]:
+        """The pieces that owners are asked for, and those of a replicated table: one is users, the other items."""
+        held = 0 if route.held is None else len(route.held)
+        if self.layout.tables[0].name in self._replicated:
+            return pieces[held:], pieces[:held]
+        return pieces[: len(pieces) - held], pieces[len(pieces) - held :]
 
     @torch.no_grad()
     def push(self, route: Route, gradient: Tensor) -> Callable[..., RowUpdate]:
-        """Sends the gradient of one group's rows (`[2n, columns]`), summed by distinct row, to their owners.
+        """Sends the gradient of one group's rows, as they were pulled, summed by distinct row, to their owners.
 
         Gives a function that waits for the gradients of this rank's rows, sums them by distinct row, and
         multiplies them by its argument if it gets one.
         """
-        pieces, pending = gradient.reshape(-1, self.layout.width), None
+        pieces, pending = gradient.reshape(-1, self.layout.width), []
+        asked, held = self._asked_and_held(pieces, route)
         if route.asked is not None:
-            if self._replicated:
-                summed = route.asked.sum(pieces).repeat(self.comm.size, 1)
-            else:
-                buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
-                summed = route.asked.sum(pieces, out=buffer)
-            pending = self._send(summed, route.sent, route.received)
+            buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
+            summed = buffer.copy_(pieces) if route.distinct else route.asked.sum(asked, out=buffer)
+            pending.append(self._send(summed, route.sent, route.received))
+        if route.copies is not None:
+            pending.append(self._send_to_all(route.copies.rows.sum(held), route.copies))
 
         def arrive(scale: float | Tensor | None = None) -> RowUpdate:
-            if pending is None:
+            if not pending and route.distinct:
+                return RowUpdate(route.unique, pieces if scale is None else pieces * scale)
+            if not pending:
                 return RowUpdate(route.unique, route.unique.sum(pieces, scale))
-            return RowUpdate(route.unique, pending.use(lambda parts: route.unique.sum_parts(parts, scale)))
+            return RowUpdate(route.unique, _use_all(pending, lambda parts: route.unique.sum_parts(parts, scale)))
 
         return arrive
 
@@ -143,18 +177,31 @@ class EmbeddingStore:
             return self.comm.all_to_all(rows, send_rows, recv_rows)
         return _Widened(self.comm.all_to_all(rows.bfloat16(), send_rows, recv_rows))
 
+    def _send_to_all(self, rows: Tensor, copies: Copies) -> Pending:
+        """`Comm.all_gather` likewise."""
+        if not self._bf16:
+            return self.comm.all_gather(rows, copies.received, copies.counts)
+        return _Widened(self.comm.all_gather(rows.bfloat16(), copies.received, copies.counts))
+
     @torch.no_grad()
     def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
         """What `update` would add to the rows of a group, `[2n, columns]`."""
-        if route.held is not None:
-            own = route.unique if route.asked is None else route.asked
+        if route.asked is None:
+            own = route.unique if route.copies is None else route.copies.rows
             deltas = Deltas(update.values, update.unique.places_of(own))
             return deltas if self._whole_rows else _each(self._whole(deltas.dense()))
-        deltas = Deltas(update.values, update.unique.places_of(route.unique)).dense()
-        arrived = self.comm.all_to_all(deltas, route.received, route.sent).wait()
-        if self._whole_rows:
+        places = update.unique.places_of(route.unique)[: sum(route.received)]
+        arrived = self.comm.all_to_all(Deltas(update.values, places).dense(), route.received, route.sent).wait()
+        if not self._whole_rows:
+            return _each(self._whole(gather_rows(arrived, route.answer_index)))
+        if route.copies is None:
             return Deltas(arrived, route.answer_index)
-        return _each(self._whole(gather_rows(arrived, route.answer_index)))
+        own = update.unique.places_of(route.copies.rows)
+        index = own.new_empty(len(route.answer_index) + len(own))
+        asked, held = self._asked_and_held(index, route)
+        asked.copy_(route.answer_index)
+        held.copy_(torch.where(own < 0, -1, own + len(arrived)))
+        return Deltas(torch.cat([arrived, update.values]), index)
 
     @torch.no_grad()
     def add(self, update: RowUpdate, scale: float | Tensor) -> None:
@@ -193,6 +240,14 @@ class EmbeddingStore:
                 whole[a + length : b] = total[-1:]
         return whole
 
+    def square_share(self, update: RowUpdate) -> float | Tensor:
+        """This rank's share of the sum of squares over all ranks: each rank has the rows of replicated tables."""
+        values = update.values
+        for shard in self._copied:
+            here = (update.unique.rows >= shard.base) & (update.unique.rows < shard.base + shard.rows)
+            values = torch.where(here.unsqueeze(1), values / math.sqrt(self.comm.size), values)
+        return square_sum(values) if update.unique.count is None else update.unique.square_sum(values)
+
     def _note_changed(self, rows: Tensor) -> None:
         if self.changed is not None:
             self.changed.index_fill_(0, rows, True)
@@ -220,6 +275,13 @@ class _Widened(Pending):
 
     def wait(self) -> Tensor:
         return self._inner.wait().float()
+
+
+def _use_all(pending: Sequence[Pending], function: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    """`function` of the parts of everything that arrives, one after the other."""
+    if len(pending) == 1:
+        return pending[0].use(function)
+    return pending[0].use(lambda parts: _use_all(pending[1:], lambda more: function([*parts, *more])))
 
 
 def _each(deltas: Tensor) -> Deltas:

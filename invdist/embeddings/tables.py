@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from invdist.embeddings.placement import (
     place_tables,
     quiet_torchrec,
     sharders,
+    sharding_by_table,
     spread_multiplier,
 )
 from invdist.embeddings.torchrec_internals import place_on_devices, shard_weights, sharding_types
@@ -64,9 +66,9 @@ class Layout:
     """Of tables with hashed placement: row `id` of a table of n rows has the place `id * multiplier % n`."""
 
     @property
-    def replicated(self) -> bool:
-        """True when every rank holds every table whole (data parallel)."""
-        return "data_parallel" in self.sharding.values()
+    def replicated(self) -> list[str]:
+        """The tables that every rank holds whole (data parallel)."""
+        return [table.name for table in self.tables if self.sharding[table.name] == "data_parallel"]
 
     def places_rows_like(self, other: Layout) -> bool:
         """Whether every row has the same owner and the same local row in both, whatever their columns."""
@@ -117,7 +119,7 @@ class ShardedTables:
 
 def shard_tables(
     tables: tuple[Table, ...],
-    sharding: Sharding,
+    sharding: Sharding | Mapping[str, str],
     *,
     device: torch.device,
     batch_size: int,
@@ -130,7 +132,7 @@ def shard_tables(
     hashed: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedTables:
-    """Plans and allocates `tables` over the ranks of `group`.
+    """Plans and allocates `tables` over the ranks of `group`, with one sharding for all or one for each by name.
 
     `auto` lets TorchRec's planner choose row-wise or table-wise for each table. `hbm_gb` is for one GPU, `ddr_gb` for
     one host: ranks get what `memory_caps` gives the rank that has least, where `taken` bytes (of unified memory:
@@ -177,8 +179,9 @@ def shard_tables(
             card = f"{hbm / GIB:.3g} GB of GPU memory (rows.hbm_gb={hbm_gb:g}, at most nine tenths of the card)"
             of_gpus = {"device": f"{card}, or rows.memory=auto", "uvm": host, "auto": f"{card}, {host}"}
             caps = of_gpus[memory] if device.type == "cuda" else host
+            kinds = " and ".join(dict.fromkeys(sharding_by_table(tables, sharding).values()))
             raise UserError(
-                f"the tables do not fit {world_size} rank(s) as {sharding}, each with {caps}: use more ranks or hosts, "
+                f"the tables do not fit {world_size} rank(s) as {kinds}, each with {caps}: use more ranks or hosts, "
                 "raise the cap to what the machines have, or choose another rows.sharding "
                 f"({', '.join(SHARDINGS)})"
             )

@@ -81,7 +81,7 @@ class InverseGradient:
         """One step: U is the unlabeled part of `batch`, V its labeled part; `exchange` is that of (V, U)."""
         model, (route_V, route_U) = self.model, exchange.finish().routes
         with watch("pull"):
-            rows_V, rows_U = model.pull(exchange)
+            rows_V, rows_U = model.pull(exchange, distinct=[1])
 
         # 1. The direct gradient over the global U, and the update vector.
         with watch("step"):
@@ -162,9 +162,8 @@ class InverseGradient:
 
     def _square(self, gradient: Update) -> float | Tensor:
         """This rank's share of the squared norm of a global gradient."""
-        replicas = self.model.comm.size
-        rows, dense = gradient.rows.square_sum(), row_moves.square_sum(gradient.dense)
-        return rows / (replicas if self.model.rows.layout.replicated else 1) + dense / replicas
+        dense = row_moves.square_sum(gradient.dense) / self.model.comm.size
+        return self.model.rows.square_share(gradient.rows) + dense
 
     def _check_agreement(self, chosen: np.ndarray, checksums: np.ndarray) -> None:
         for what, values in (("direction", chosen), ("dense weights", checksums)):

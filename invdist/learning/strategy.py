@@ -181,7 +181,7 @@ class Strategy(ABC):
         the device knows it, `loss` gives it, too.
         """
         with self.watch("pull"):
-            rows = self.model.pull(exchange)[0]
+            rows = self.model.pull(exchange, distinct=[0])[0]
         with self.watch("step"):
             route = exchange.routes[0]
             found = loss(self.model.logits(rows, route))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from invdist.embeddings.row_moves import Deltas
+from invdist.embeddings.row_moves import Deltas, UniqueRows
 
 BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
 
@@ -31,6 +31,14 @@ class Backbone(nn.Module):
     def of_rows(self, rows: Tensor) -> Tensor:
         """Logits of rows `[2n, columns]`, users first. What may be replaced by a faster way to the same numbers."""
         return self(*rows.chunk(2))
+
+    def takes_distinct_rows(self) -> bool:
+        """Whether `of_distinct_rows` can be used now, and is faster where rows repeat."""
+        return False
+
+    def of_distinct_rows(self, rows: Tensor, pieces: UniqueRows) -> Tensor:
+        """`of_rows(rows[pieces.inverse])`, where `rows` has each distinct row once."""
+        raise NotImplementedError
 
     def candidate_logits(
         self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange, Pairs, Route
-from invdist.embeddings.row_moves import Deltas, moved, reads_are_free
+from invdist.embeddings.row_moves import Deltas, moved
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
 from invdist.models.backbone import Backbone
 from invdist.models.flat import FlatAdamW, flatten, views
@@ -54,33 +55,44 @@ class Recommender:
         """Starts to find the owners of the rows of each group of pairs."""
         return self.rows.exchange(groups)
 
-    def pull(self, exchange: Exchange) -> list[Tensor]:
-        """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`."""
-        return [rows.requires_grad_() for rows in self._pull(exchange)]
+    def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
+        """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`.
 
-    def _pull(self, exchange: Exchange) -> list[Tensor]:
-        pulled = self.rows.pull(exchange)
+        The groups numbered in `distinct` are used in `logits`, `penalty` and `gradient` only: each of their rows comes
+        once (`Route.distinct`) where that is faster.
+        """
+        once = not (self.vectors or self._bf16 or self._penalizes) and self.backbone.takes_distinct_rows()
+        return [rows.requires_grad_() for rows in self._pull(exchange, distinct if once else ())]
+
+    def _pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
+        pulled = self.rows.pull(exchange, distinct)
         if self.vectors is not None:
             for route, features in zip(exchange.routes, self.vectors.pull(exchange), strict=True):
                 route.features = features
         return pulled
 
     def logits(self, rows: Tensor, route: Route, *, exact: bool = False) -> Tensor:
-        """One float32 logit per pair of a group, from its rows `[2n, columns]` and its route.
+        """One float32 logit per pair of a group, from its rows as they were pulled and its route.
 
         The route carries the frozen columns of the same rows (`Route.features`), if the model has any.
         `exact`: computed in float32 also where training is in bf16.
         """
+        if route.distinct:
+            return self.backbone.of_distinct_rows(rows, route.pieces)
         with contextlib.nullcontext() if exact else self._autocast():
             return self.backbone.of_rows(_whole_rows(rows, route)).float()
 
     def penalty(self, rows: Tensor, route: Route, pairs: int) -> Tensor | None:
         """The sum of the backbone's penalty over the first `pairs` pairs of a group; None if it has none."""
-        if type(self.backbone).penalty is Backbone.penalty:
+        if not self._penalizes:
             return None
         user, item = (side[:pairs] for side in _whole_rows(rows, route).chunk(2))
         penalty = self.backbone.penalty(user, item)
         return None if penalty is None else penalty.sum()
+
+    @property
+    def _penalizes(self) -> bool:
+        return type(self.backbone).penalty is not Backbone.penalty
 
     def gradient(
         self, loss_sum: Tensor, count: float | Tensor, rows: Tensor, route: Route, penalty: Tensor | None = None
@@ -97,7 +109,7 @@ class Recommender:
         reducing = self.comm.all_reduce(torch.cat([*(g.reshape(-1) for g in dense_gradient), *totals]))
         arriving = self.rows.push(route, row_gradient)
         reduced = reducing.wait()
-        if reads_are_free(self.device):
+        if row_moves.reads_are_free(self.device):
             scale = 1 / max(reduced[-1].item(), 1e-12)
         else:
             scale = 1 / reduced[-1].clamp(min=1e-12)
@@ -153,14 +165,19 @@ class Recommender:
 
     def ids_to_fetch(self, pairs: Pairs) -> Pairs:
         """The ids to exchange before `score_fetched`: the pairs, or each user and item once."""
-        return _distinct(pairs)[0] if self.backbone.separable else pairs
+        return _distinct(pairs)[0] if self._separates else pairs
+
+    @property
+    def _separates(self) -> bool:
+        """Whether pairs are scored by distinct users and items. Not on a GPU: the host would read how many they are."""
+        return self.backbone.separable and row_moves.reads_are_free(self.device)
 
     @torch.no_grad()
     def score_fetched(self, exchange: Exchange, pairs: Pairs) -> Tensor:
         """Logits of pairs from the exchange of their `ids_to_fetch`, without dropout or gradient."""
         rows, route = self._pull(exchange)[0], exchange.routes[0]
         with self.evaluating():
-            if not self.backbone.separable:
+            if not self._separates:
                 return self.logits(rows, route)
             ids, places = _distinct(pairs)
             user, item = _whole_rows(rows, route).split([len(ids.user), len(ids.item)])

@@ -169,7 +169,7 @@ def step_time(job: Job, traffic: StepTraffic, inverse_gradient: bool, on_host: b
     """Our estimate of a step: each part by its own formula. `on_host`: tables are in unified memory."""
     hardware = job.hardware
     operators = formulas.IG_OPERATORS if inverse_gradient else formulas.PLAIN_OPERATORS
-    peers = traffic.all_to_alls * (job.gpus - 1)
+    peers = (traffic.all_to_alls + traffic.all_gathers) * (job.gpus - 1)
     return StepTime(
         launch=operators * hardware.operator_s,
         memory=formulas.memory_traffic(job, inverse_gradient) / hardware.memory,
@@ -212,7 +212,7 @@ def smallest_gpus(job: Job) -> int | None:
 
 def _fits(job: Job) -> bool:
     try:
-        make_plan(replace(job, sharding="row_wise"), _for_tables(job) - formulas.vectors_bytes(job))
+        make_plan(replace(job, sharding="row_wise", item_sharding=None), _for_tables(job) - formulas.vectors_bytes(job))
     except DoesNotFit:
         return False
     return True
@@ -249,5 +249,5 @@ def _too_large(job: Job) -> str:
     if enough is None:
         return f"{text}. No number of GPUs is enough: the step alone is too large, lower --batch or --rate"
     if enough <= job.gpus:
-        return f"{text}. They would fit row-wise, not as --sharding {job.sharding}"
+        return f"{text}. They would fit row-wise, not as {' and '.join(dict.fromkeys(job.shardings.values()))}"
     return f"{text}. At least {enough:,} GPUs are needed (row-wise)"

@@ -45,7 +45,9 @@ class TableSpread:
 
     def answered(self, rank: int, ranks: int, pairs: int) -> float:
         """Pieces that the other ranks, with `pairs` each, need from this one."""
-        if self.sharding in ("row_wise", "data_parallel"):
+        if self.sharding == "data_parallel":
+            return 0.0
+        if self.sharding == "row_wise":
             return self.asked(rank, ranks, pairs)
         return pairs * (ranks - 1) * sum(owner == rank for owner in self.owners)
 
@@ -71,6 +73,8 @@ class StepTraffic:
     dense: float = 0
     """The all-reduces of dense gradients."""
     all_to_alls: int = 0
+    all_gathers: int = 0
+    """Of gradients of replicated tables."""
     all_reduces: int = 0
 
     @property
@@ -81,7 +85,7 @@ class StepTraffic:
     @property
     def collectives(self) -> int:
         """All collectives."""
-        return self.all_to_alls + self.all_reduces
+        return self.all_to_alls + self.all_gathers + self.all_reduces
 
 
 def all_reduce_bytes(size: float, ranks: int) -> float:
@@ -93,15 +97,16 @@ def plain_traffic(job: Job, spreads: Sequence[TableSpread], rank: int = 0) -> St
     """A log-loss step: ids out, rows in, gradients back, one dense all-reduce."""
     if job.gpus == 1:
         return StepTraffic()
-    replicated = any(spread.sharding == "data_parallel" for spread in spreads)
+    cut, replicated = _kinds(spreads)
     asked, asked_bytes, answered_bytes = _pieces(job, spreads, rank, job.pairs)
     return StepTraffic(
-        ids=asked * ID + _counts(job, groups=1),
-        rows=0 if replicated else answered_bytes,
+        ids=asked * ID + _counts(job, groups=cut + replicated),
+        rows=answered_bytes,
         vectors=_vectors(job, spreads, rank, job.pairs),
         gradients=asked_bytes,
         dense=all_reduce_bytes(_dense_message(job), job.gpus),
-        all_to_alls=(3 if replicated else 4) + (job.exposure_dim > 0),
+        all_to_alls=2 + 2 * cut + (job.exposure_dim > 0),
+        all_gathers=int(replicated),
         all_reduces=1,
     )
 
@@ -111,20 +116,21 @@ def ig_traffic(job: Job, spreads: Sequence[TableSpread], rank: int = 0) -> StepT
     gradients of V, two dense all-reduces."""
     if job.gpus == 1:
         return StepTraffic()
-    replicated = any(spread.sharding == "data_parallel" for spread in spreads)
+    cut, replicated = _kinds(spreads)
     asked_V, asked_bytes_V, answered_bytes_V = _pieces(job, spreads, rank, job.pairs)
     asked_U, asked_bytes_U, answered_bytes_U = _pieces(job, spreads, rank, job.unlabeled)
     # Beside the losses: row counts, the annotation mean, two norms, and each rank's last choice and checksum.
     figures = job.candidates + 5 + 2 * job.gpus
     return StepTraffic(
-        ids=(asked_V + asked_U) * ID + _counts(job, groups=2),
-        rows=0 if replicated else answered_bytes_V + answered_bytes_U,
+        ids=(asked_V + asked_U) * ID + _counts(job, groups=2 * (cut + replicated)),
+        rows=answered_bytes_V + answered_bytes_U,
         vectors=_vectors(job, spreads, rank, job.pairs + job.unlabeled),
         gradients=asked_bytes_V + asked_bytes_U,
-        deltas=0 if replicated else answered_bytes_V,
+        deltas=answered_bytes_V,
         losses=all_reduce_bytes(figures * DOUBLE, job.gpus),
         dense=2 * all_reduce_bytes(_dense_message(job), job.gpus),
-        all_to_alls=(4 if replicated else 6) + (job.exposure_dim > 0),
+        all_to_alls=2 + 4 * cut + (job.exposure_dim > 0),
+        all_gathers=2 * replicated,
         all_reduces=3,
     )
 
@@ -207,6 +213,12 @@ def epoch_steps(rows: int, batch: int, test_share: float) -> tuple[int, int]:
     """Plain and inverse-gradient steps of an `ig` epoch: phase 1 on training-train, phase 2 on training-test."""
     test = round(rows * test_share)
     return -(-(rows - test) // batch), -(-test // batch)
+
+
+def _kinds(spreads: Sequence[TableSpread]) -> tuple[bool, bool]:
+    """Whether there are tables that are cut, and tables that are replicated."""
+    replicated = {spread.sharding == "data_parallel" for spread in spreads}
+    return False in replicated, True in replicated
 
 
 def _pieces(job: Job, spreads: Sequence[TableSpread], rank: int, pairs: int) -> tuple[float, float, float]:

@@ -79,6 +79,8 @@ class Job:
     candidates: int = 3
     optimizer: str = "adam"
     sharding: str = "auto"
+    item_sharding: str | None = None
+    """That of the items, if not `sharding`."""
     tables: str = "device"
     """Where tables and their optimizer state are: `device`, `uvm`, or `auto` (`rows.memory` of a run)."""
     rows: int | None = None
@@ -102,9 +104,12 @@ class Job:
             raise UserError(f"--dim must be a multiple of 4, as FBGEMM needs, not {self.dim}")
         if self.exposure_dim < 0 or self.exposure_dim % 4:
             raise UserError(f"--exposure-dim must be 0 or a multiple of 4, not {self.exposure_dim}")
-        if self.exposure_dim and (self.sharding not in ("auto", "row_wise") or self.optimizer != "adam"):
+        kinds = set(self.shardings.values())
+        if self.exposure_dim and (not kinds <= {"auto", "row_wise"} or self.optimizer != "adam"):
             raise UserError("--exposure-dim: exposure vectors need --sharding row_wise and --optimizer adam")
-        if self.tables == "uvm" and self.sharding == "data_parallel":
+        if len(kinds) > 1 and "column_wise" in kinds:
+            raise UserError("--item-sharding: if one table is column_wise, both must be")
+        if self.tables == "uvm" and "data_parallel" in kinds:
             raise UserError("--tables uvm: data_parallel tables are on the device; use another --sharding")
         if self.batch < self.gpus:
             raise UserError(
@@ -114,6 +119,11 @@ class Job:
             raise UserError(f"--rows must be at least 1, not {self.rows}")
         if not 0 < self.test_share < 1:
             raise UserError(f"--test-share must be between 0 and 1, not {self.test_share:g}")
+
+    @property
+    def shardings(self) -> dict[str, str]:
+        """How each table is sharded."""
+        return {"user": self.sharding, "item": self.item_sharding or self.sharding}
 
     @property
     def backbone(self) -> BackboneSize:

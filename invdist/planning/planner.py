@@ -62,7 +62,7 @@ def make_plan(job: Job, hbm: float) -> Plan:
             inter_host_bw=job.hardware.inter / 1000,
         )
     collection = make_collection(tables, _optimizer_class(job.optimizer))
-    sharding = "row_wise" if job.exposure_dim else job.sharding  # as vectors are: one exchange serves both
+    sharding = "row_wise" if job.exposure_dim else job.shardings  # as vectors are: one exchange serves both
     placed = place_tables(collection, tables, sharding, topology, batch_size=job.pairs, reserve=0.0, memory=job.tables)
     return _read(placed.report["best_plan"], tables, job.optimizer)
 

@@ -41,7 +41,7 @@ def _misfits(config: Config, dataset: Dataset) -> Iterator[tuple[str, str]]:
         yield "data.batch_size", f"{batch_size(config)} is more than the {rows['train']} training rows"
     if not rows["valid"]:
         yield "training.metric", f"{config.training.metric} needs validation rows, and the data set has none"
-    too_large = _exceeds_caps(config, model_bytes(config, dataset))
+    too_large = _exceeds_caps(config, _all_bytes(config, dataset))
     if too_large:
         yield "rows.dim", too_large
     try:
@@ -76,8 +76,15 @@ def model_bytes(config: Config, dataset: Dataset) -> float:
     return max(size, 4.0 * rows * learning)
 
 
+def _all_bytes(config: Config, dataset: Dataset) -> float:
+    """`model_bytes` over all workers: each has a copy of replicated tables."""
+    sizes, kinds = {"user": dataset.users, "item": dataset.items}, config.rows.shardings
+    replicated = sum(size for name, size in sizes.items() if kinds[name] == "data_parallel") / sum(sizes.values())
+    return model_bytes(config, dataset) * (1 + replicated * (config.ray.ranks - 1))
+
+
 def _exceeds_caps(config: Config, size: float) -> str | None:
-    rows, workers = config.rows, 1 if config.rows.sharding == "data_parallel" else config.ray.ranks
+    rows, workers = config.rows, config.ray.ranks
     # At most: workers may be on hosts of their own, and `auto` may find GPUs or none.
     cap = {"cpu": rows.ddr_gb, "cuda": rows.hbm_gb}.get(config.ray.device, max(rows.hbm_gb, rows.ddr_gb))
     if size <= workers * cap * GIB:
@@ -92,7 +99,7 @@ def _exceeds_caps(config: Config, size: float) -> str | None:
 def check_fits_host(config: Config, dataset: Dataset, memory: float | None = None) -> None:
     """Raises `UserError` if a run whose workers are all on this machine needs more than its memory (in bytes)."""
     memory = host_memory() if memory is None else memory
-    size = model_bytes(config, dataset) * (config.ray.ranks if config.rows.sharding == "data_parallel" else 1)
+    size = _all_bytes(config, dataset)
     if size > memory:
         raise UserError(
             f"rows.dim: {config.rows.dim} makes a model of {size / GIB:,.1f} GB with its optimizer state, and this "

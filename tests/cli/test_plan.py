@@ -161,6 +161,19 @@ def test_every_sharding_can_be_planned(capsys: pytest.CaptureFixture[str], shard
     assert found["bytes_per_step"]["ig"]["total"] > 0
 
 
+def test_items_can_be_replicated_beside_row_wise_users(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["--users", "1e6", "--items", "1e5", "--gpus", "4", "--sharding", "row_wise"]
+    cut, mixed = planned(capsys, *job), planned(capsys, *job, "--item-sharding", "data_parallel")
+    assert [table["sharding"] for table in mixed["tables"]] == ["row_wise", "data_parallel"]
+    # A quarter of the users and all items on each GPU.
+    assert mixed["device_bytes"]["rows"] == (250_000 + 100_000) * 32 * 4
+    assert mixed["bytes_per_step"]["plain"]["rows"] == cut["bytes_per_step"]["plain"]["rows"] / 2
+    assert main([*job, "--item-sharding", "column_wise"]) == 2
+    assert "both must be" in capsys.readouterr().err
+    assert main([*job, "--item-sharding", "data_parallel", "--tables", "uvm"]) == 2
+    assert "data_parallel tables are on the device" in capsys.readouterr().err
+
+
 def test_the_text_names_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--users", "37,692", "--items", "131,690", "--gpus", "8", "--rows", "9.462492M"]) == 0
     said = capsys.readouterr().out

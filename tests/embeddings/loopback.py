@@ -33,6 +33,12 @@ class LoopbackComm(Comm):
         assert sum(recv_rows) == len(send)
         return Pending(send)
 
+    def all_gather(self, send: Tensor, recv_rows: Sequence[int], counts: Tensor) -> Pending:
+        self._check(send)
+        self._check(counts)
+        assert list(recv_rows) == [len(send)] * self.size
+        return Pending(send.repeat(self.size, 1))
+
     def all_reduce(self, tensor: Tensor) -> Pending:
         self._check(tensor)
         return Pending(tensor)
@@ -46,27 +52,38 @@ class LoopbackComm(Comm):
         assert tensor.device == self.device, f"a tensor on {tensor.device} reaches the ranks of {self.device}"
 
 
-def row_wise_layout(ranks: int, users: int, items: int, columns: int) -> Layout:
-    """Both tables cut by rows into equal blocks."""
+def row_wise_layout(ranks: int, users: int, items: int, columns: int, replicated_items: bool = False) -> Layout:
+    """Both tables cut by rows into equal blocks, or the items on every rank."""
     tables = (Table("user", users, columns), Table("item", items, columns))
+    kinds = {"user": "row_wise", "item": "data_parallel" if replicated_items else "row_wise"}
     bases, shards = [0] * ranks, []
     for table in tables:
         block = -(-table.rows // ranks)
+        if kinds[table.name] == "data_parallel":
+            shards += [Shard(table.name, rank, 0, table.rows, 0, columns, bases[rank]) for rank in range(ranks)]
+            continue
         for rank in range(ranks):
             row = min(rank * block, table.rows)
             rows = min(block, table.rows - row)
             shards.append(Shard(table.name, rank, row, rows, 0, columns, bases[rank]))
             bases[rank] += rows
-    return Layout(tables, tuple(shards), {"user": "row_wise", "item": "row_wise"}, columns)
+    return Layout(tables, tuple(shards), kinds, columns)
 
 
 def loopback_model(
-    ranks: int, device: torch.device, *, model: str = "gmf", users: int = 4096, items: int = 4096, dim: int = 32
+    ranks: int,
+    device: torch.device,
+    *,
+    model: str = "gmf",
+    users: int = 4096,
+    items: int = 4096,
+    dim: int = 32,
+    replicated_items: bool = False,
 ) -> Recommender:
     """The first rank's share of a row-wise model; on `meta`, a model without values."""
     with torch.device(device):
         backbone = BACKBONES.get(model)(dim=dim)
-    layout = row_wise_layout(ranks, users, items, backbone.columns)
+    layout = row_wise_layout(ranks, users, items, backbone.columns, replicated_items)
     rows = sum(shard.rows for shard in layout.on(0))
     tables = ShardedTables(layout, torch.zeros((rows, layout.width), device=device), "")
     options: dict[str, Any] = {"gamma": 1e-3, "weight_decay": 0.0, "eps": 1e-8}

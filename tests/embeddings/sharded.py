@@ -15,13 +15,21 @@ from invdist.models.build import ModelSpec
 from invdist.models.recommender import Recommender
 
 USERS, ITEMS, DIM = 13, 17, 4
-SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
+SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel", "row_wise/data_parallel")
+"""One for both tables, or those of users and items."""
 MODELS = ("gmf", "neumf")
 
 
 def small_spec(**options: Any) -> ModelSpec:
     """A small model whose first weights are large enough for gradients to matter."""
+    options |= sharding_options(options.get("sharding", "row_wise"))
     return ModelSpec(**{"users": USERS, "items": ITEMS, "dim": DIM, "init_std": 0.5, "gamma": 0.01, **options})
+
+
+def sharding_options(sharding: str) -> dict[str, Any]:
+    """The settings of one of `SHARDINGS`."""
+    users, _, items = sharding.partition("/")
+    return {"sharding": users, "item_sharding": items or None}
 
 
 @dataclass(slots=True)

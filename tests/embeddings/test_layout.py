@@ -27,11 +27,12 @@ from tests.embeddings.many_ranks import fake_ranks
 from tests.embeddings.sharded import ITEMS, USERS, small_spec
 
 COLUMNS = 8
+MIXED = "row_wise/data_parallel"
 
 
 def _lay_out(rank: int, ranks: int) -> dict:
     facts = {}
-    for sharding in SHARDINGS:
+    for sharding in (*SHARDINGS, MIXED):
         model = build_recommender(
             small_spec(sharding=sharding, dim=COLUMNS, optimizer="rowwise_adagrad"), torch.device("cpu")
         )
@@ -73,6 +74,17 @@ def test_each_rank_has_some_columns_of_every_row_column_wise(facts: list[dict]) 
 def test_every_rank_holds_everything_data_parallel(facts: list[dict]) -> None:
     for of in facts:
         assert of["data_parallel"][0] == (USERS + ITEMS, COLUMNS)
+
+
+def test_every_rank_holds_all_items_and_some_users(facts: list[dict]) -> None:
+    users = [-(-USERS // 2), USERS // 2]
+    for rank, of in enumerate(facts):
+        shape, shards, kinds, allocated, stats = of[MIXED]
+        assert kinds == {"user": "row_wise", "item": "data_parallel"}
+        assert shape == (users[rank] + ITEMS, COLUMNS)
+        assert allocated == (users[rank] + ITEMS) * COLUMNS, "nothing is kept beside the local rows"
+        assert [(rows, row) for table, on, row, rows, *_ in shards if (table, on) == ("item", rank)] == [(ITEMS, 0)]
+        assert rank or "data_parallel" in stats.lower() or "dp" in stats.lower()
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)

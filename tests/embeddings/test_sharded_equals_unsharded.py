@@ -30,7 +30,11 @@ from tests.embeddings.sharded import (
 from tests.oracle.textbook import Textbook
 
 OPTIMIZERS = ("adam", "sgd", "rowwise_adagrad")
-COMBINATIONS = list(product(MODELS, OPTIMIZERS, SHARDINGS))
+COMBINATIONS = [
+    *product(MODELS, OPTIMIZERS, SHARDINGS),
+    ("gmf", "adam", "data_parallel/row_wise"),
+    ("gmf", "adam", "data_parallel/table_wise"),
+]
 STEPS, SEED = 8, 3
 SCORED = Pairs(torch.tensor([3, 3, 0, USERS - 1, 3, 0, 1]), torch.tensor([5, 2, 5, 5, ITEMS - 1, 0, 5]))
 

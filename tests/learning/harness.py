@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from invdist.config import fields as settings
 from invdist.config.registry import STRATEGIES
+from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Pairs
 from invdist.learning.strategy import Phase, Record, Setting, Strategy
 from invdist.models.build import ModelSpec, build_recommender
@@ -74,6 +76,8 @@ class Run:
     state: Arrays | None = None
     sharded: dict[str, np.ndarray] | None = None
     end_epoch: bool = False
+    as_on_gpu: bool = False
+    """Without reading a value on the way."""
 
 
 @dataclass
@@ -92,6 +96,13 @@ class Result:
 
 def execute(rank: int, world_size: int, run: Run) -> Result:
     """Trains `run` on this rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        if run.as_on_gpu:
+            patch.setattr(row_moves, "reads_are_free", lambda device: False)
+        return _execute(rank, world_size, run)
+
+
+def _execute(rank: int, world_size: int, run: Run) -> Result:
     model = build_recommender(
         ModelSpec(
             users=USERS,

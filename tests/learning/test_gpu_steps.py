@@ -35,15 +35,18 @@ class OneDevice(TorchDispatchMode):
         return out
 
 
-def _one_step(method: str, phase: int, ranks: int, model: str = "gmf", **options: Any) -> int:
+def _one_step(
+    method: str, phase: int, ranks: int, model: str = "gmf", replicated_items: bool = False, **options: Any
+) -> int:
     """Takes a step of a strategy; gives how often the host read from the device."""
-    recommender = loopback_model(ranks, GPU, model=model)
+    recommender = loopback_model(ranks, GPU, model=model, replicated_items=replicated_items)
     setting = Setting(STRATEGIES.get(method).Config(**options), unlabeled_rate=2, gamma=1e-3, users=USERS, items=ITEMS)
     strategy = STRATEGIES.get(method)(setting, recommender)
     if hasattr(strategy, "drop"):
         strategy.drop.done = strategy.drop.steps  # the end of the ramp: before, nothing is dropped
     chosen = strategy.phases(setting)[phase]
-    rows = batch(max(64, ranks), max(1, chosen.unlabeled_per_row), GPU)
+    pairs = ranks if method == "srns" else max(64, ranks)  # which sends as many to each rank as loopback says
+    rows = batch(pairs, max(1, chosen.unlabeled_per_row), GPU)
     with OneDevice():
         exchange = recommender.exchange(*strategy.groups(chosen, rows)).advance().finish()
         record = strategy.step(chosen, rows, exchange)
@@ -68,21 +71,36 @@ def test_the_host_waits_once_per_step_for_split_sizes(
     assert _one_step(method, phase, ranks, model, **options) == 1
 
 
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+def test_replicated_items_are_not_waited_for(ranks: int) -> None:
+    """Their sizes are read with those of the users, which are cut."""
+    assert _one_step("none", 0, ranks, replicated_items=True) == 1
+    assert _one_step("ig", 1, ranks, "neumf", replicated_items=True) == 1
+
+
 @pytest.mark.parametrize("inner", ["sign", "sgd"])
 def test_a_line_search_waits_no_more_often(inner: str) -> None:
     assert _one_step("ig", 1, 8, inner=inner, candidates=[-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]) == 1
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 1024])
-def test_hard_negatives_are_exchanged_once_more(ranks: int) -> None:
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_hard_negatives_are_exchanged_once_more(ranks: int, model: str) -> None:
     """`dns` finds its negatives by their scores, so it cannot ask for their rows ahead."""
-    assert _one_step("dns", 0, ranks) == 2
+    assert _one_step("dns", 0, ranks, model) == 2
+
+
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_robust_negatives_come_from_the_owner_of_the_user(ranks: int, model: str) -> None:
+    """`srns` asks for rows of fresh candidates, for owners of users, for rows of their memory, then the winners."""
+    assert _one_step("srns", 0, ranks, model, memory=4, fresh=4) == 4
 
 
 def test_with_one_rank_nothing_is_waited_for() -> None:
     assert _one_step("none", 0, 1) == 0
     assert _one_step("ig", 1, 1) == 0
-    assert _one_step("dns", 0, 1) == _one_step("means", 0, 1) == 0
+    assert _one_step("dns", 0, 1) == _one_step("srns", 0, 1) == _one_step("means", 0, 1) == 0
 
 
 def test_the_proof_can_fail() -> None:

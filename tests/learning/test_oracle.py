@@ -66,8 +66,8 @@ COMBINATIONS = [
     (case, sharding)
     for case in CASES
     for sharding in SHARDINGS
-    if sharding != "data_parallel" or case.candidates == LINE_SEARCH
-]
+    if "data_parallel" not in sharding or case.candidates == LINE_SEARCH
+] + [(CASES[1], "data_parallel/row_wise")]
 
 
 def _train(rank: int, ranks: int, as_on_gpu: bool) -> list[tuple]:

@@ -47,6 +47,7 @@ RUNS = {
     "dns-neumf": Run("dns", {"weight": 0.5, "candidates": 3}, model="neumf", rate=1, per_row=3),
     "srns-gmf": Run("srns", SRNS, rate=2, per_row=4),
     "srns-neumf": Run("srns", SRNS, model="neumf", rate=1, per_row=4),
+    "srns-gpu": Run("srns", SRNS, rate=2, per_row=4, as_on_gpu=True),
 }
 SGD_SRNS = Run("srns", SRNS, rate=2, per_row=4, optimizer="sgd")
 MEANS = Run("means", {"smoothing": 4.0}, end_epoch=True)
@@ -185,7 +186,7 @@ def test_reweighting_by_closed_form() -> None:
     class _Model:
         """Hands the strategy's loss function the logits of the case."""
 
-        def pull(self, exchange):
+        def pull(self, exchange, distinct):
             return [None]
 
         def logits(self, rows, route):
@@ -234,7 +235,7 @@ def test_srns_memory_is_that_of_the_textbook_at_any_number_of_ranks(one: dict[st
     for rows in batches(4):
         textbook.step(rows)
     assert len(textbook.memory) > USERS / 2
-    for result in (one["srns-gmf"], [ranks["srns-gmf"] for ranks in two.runs]):
+    for result in (one["srns-gmf"], *([ranks[name] for ranks in two.runs] for name in ("srns-gmf", "srns-gpu"))):
         memory = _memory(result)
         assert {user: list(kept) for user, kept in memory.items()} == {
             user: list(kept) for user, kept in textbook.memory.items()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from invdist.config.registry import BACKBONES
-from invdist.embeddings.row_moves import Deltas
+from invdist.embeddings.row_moves import Deltas, UniqueRows
 from invdist.models.backbone import Backbone
 from invdist.models.flat import flatten
 
@@ -45,6 +45,28 @@ def test_logits_and_gradients_are_those_of_autograd(model: str, dim: int, bias: 
     for one, other in zip(found, gradients, strict=True):
         assert one.shape == other.shape
         assert (one - other).abs().max() <= 1e-4 * other.abs().max() if pairs else not other.any()
+
+
+@pytest.mark.parametrize(("dim", "bias", "pairs"), [(4, False, 1), (20, True, 300), (32, False, 257)])
+def test_neumf_from_distinct_rows_is_that_of_autograd(dim: int, bias: bool, pairs: int) -> None:
+    """Users and items are in any order among the distinct rows, as those of several owners are."""
+    backbone, dense = _backbone("neumf", dim, bias)
+    if not backbone.takes_distinct_rows():
+        pytest.skip("without compiled kernels each pair has its rows")
+    ids = torch.cat([2 * torch.randint(9, (pairs,)), 2 * torch.randint(15, (pairs,)) + 1])
+    pieces = UniqueRows.of(ids)
+    rows = torch.randn(len(pieces.rows), backbone.columns, requires_grad=True)
+    weights = torch.randn(pairs)
+    logits = backbone.of_distinct_rows(rows, pieces)
+    found = torch.autograd.grad((logits * weights).sum(), [rows, *backbone.parameters()])
+    reference = _reference("neumf", dim, bias, dense)
+    exact = rows.detach().double().requires_grad_()
+    expected = reference(*exact[pieces.inverse].chunk(2))
+    assert torch.allclose(logits.double(), expected, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad((expected * weights).sum(), [exact, *reference.parameters()])
+    for one, other in zip(found, gradients, strict=True):
+        assert one.shape == other.shape
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
 
 
 def _some(rows: int, of: int, share: float) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 from invdist.planning.formulas import TableSpread, ig_traffic, plain_traffic
 from invdist.planning.job import Job
 from tests.distributed import run_ranks
+from tests.embeddings.sharded import SHARDINGS, sharding_options
 
 RANKS, USERS, ITEMS, DIM, PAIRS, RATE = 2, 48, 48, 32, 24, 2
 VECTORS = 8
-SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 CANDIDATES = [-3.0, -1.0, 0.0, 1.0]
 
 
@@ -39,10 +39,10 @@ def _count_bytes(rank: int, ranks: int) -> dict[tuple[str, str], tuple[int, int,
         step=0,
     )
     for sharding in (*SHARDINGS, "vectors"):
-        spec = ModelSpec(users=USERS, items=ITEMS, dim=DIM, batch_size=PAIRS * ranks)
+        options = sharding_options("row_wise" if sharding == "vectors" else sharding)
+        spec = ModelSpec(users=USERS, items=ITEMS, dim=DIM, batch_size=PAIRS * ranks, **options)
         # The messages of a process group, as on a cluster; through shared memory, ids and their counts are one message.
         comm, vectors = Comm(), None
-        spec.sharding = "row_wise" if sharding == "vectors" else sharding
         if sharding == "vectors":
             spec.exposures = ExposuresConfig(vectors=True, dim=VECTORS, learned=VECTORS)
             vectors = random_vectors(USERS, ITEMS, VECTORS, comm, torch.device("cpu"))
@@ -83,8 +83,11 @@ def test_the_engine_sends_what_the_formula_says(counted: list, sharding: str, me
     job = replace(job, exposure_dim=VECTORS if sharding == "vectors" else 0)
     for rank, by_kind in enumerate(counted):
         sent, collectives, owners = by_kind[sharding, method]
-        kind = "row_wise" if sharding == "vectors" else sharding
-        spreads = [TableSpread(sharding=kind, columns=job.backbone.columns, owners=tuple(table)) for table in owners]
+        kinds = ["row_wise"] * 2 if sharding == "vectors" else (sharding.split("/") * 2)[:2]
+        spreads = [
+            TableSpread(sharding=kind, columns=job.backbone.columns, owners=tuple(table))
+            for kind, table in zip(kinds, owners, strict=True)
+        ]
         expected = (ig_traffic if method == "ig" else plain_traffic)(job, spreads, rank)
         # The engine rounds each all-reduce down to whole bytes.
         assert sent == pytest.approx(expected.total, abs=3), f"rank {rank}"

@@ -11,20 +11,20 @@ import pytest
 from invdist.embeddings.comm import Comm
 from invdist.training.checkpoint import CheckpointStore, Position
 from tests.distributed import run_ranks
+from tests.embeddings.sharded import SHARDINGS, sharding_options
 from tests.training.checkpointing import assembled, build, held, same, this_process, train
 
-SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 OPTIMIZERS = ("adam", "rowwise_adagrad")
 RESUMED = (("none", "gmf"), ("none", "neumf"), ("ig", "gmf"), ("ig", "neumf"), ("srns", "gmf"))
 
 
 def _save_all(folder: str) -> dict[Any, Any]:
-    """Checkpoints number 0 to 3 with each optimizer, one for each sharding; what this rank held then."""
+    """A checkpoint with each optimizer, one for each sharding; what this rank held then."""
     saved = {}
     for optimizer in OPTIMIZERS:
         store = CheckpointStore(f"{folder}/{optimizer}", Comm(), keep_last=len(SHARDINGS))
         for number, sharding in enumerate(SHARDINGS):
-            strategy = build("srns", seed=number, sharding=sharding, optimizer=optimizer)
+            strategy = build("srns", seed=number, **sharding_options(sharding), optimizer=optimizer)
             train(strategy, range(3))
             saved[optimizer, sharding] = held(strategy)
             store.save(strategy.model, strategy, Position(2, 0, 1, 3, number), {"of": sharding}, 0.5)
@@ -39,7 +39,7 @@ def _load_all(folder: str) -> dict[Any, Any]:
     for optimizer in OPTIMIZERS:
         store = CheckpointStore(f"{folder}/{optimizer}", Comm())
         for sharding in SHARDINGS:
-            strategy = build("srns", seed=9, sharding=sharding, optimizer=optimizer)
+            strategy = build("srns", seed=9, **sharding_options(sharding), optimizer=optimizer)
             for number, (source, info) in enumerate(zip(SHARDINGS, store.list(), strict=True)):
                 position, extra = store.load(info, strategy.model, strategy)
                 assert (position, extra) == (Position(2, 0, 1, 3, number), {"of": source})

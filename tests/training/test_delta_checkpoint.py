@@ -27,10 +27,10 @@ from invdist.runtime.errors import UserError
 from invdist.training.checkpoint import CheckpointStore, DamagedCheckpoint, Position, read_checkpoint
 from invdist.training.checkpoint.writer import Staging
 from tests.distributed import run_ranks
+from tests.embeddings.sharded import SHARDINGS, sharding_options
 from tests.training.checkpointing import assembled, build, held, same, this_process, train
 from tests.training.test_hostile_checkpoint import FUZZ, JSON, manifest_of, places, put, replaced
 
-SHARDINGS = ("row_wise", "table_wise", "column_wise", "data_parallel")
 LARGE: dict[str, Any] = {"users": 4000, "items": 3000}  # the steps of `train` touch few of them
 
 
@@ -47,7 +47,7 @@ def _save_deltas(folder: str) -> dict[Any, Any]:
     saved = {}
     for sharding, optimizer in itertools.product(SHARDINGS, ("adam", "rowwise_adagrad")):
         store = CheckpointStore(f"{folder}/{sharding}-{optimizer}", Comm(), keep_last=9, deltas=True)
-        strategy = build("ig", sharding=sharding, optimizer=optimizer, **LARGE)
+        strategy = build("ig", **sharding_options(sharding), optimizer=optimizer, **LARGE)
         for step in range(3):
             train(strategy, range(2 * step, 2 * step + 2))
             save(store, strategy, step)
@@ -61,7 +61,8 @@ def _load_deltas(folder: str) -> dict[Any, Any]:
     loaded = {}
     for number, (sharding, optimizer) in enumerate(itertools.product(SHARDINGS, ("adam", "rowwise_adagrad"))):
         store = CheckpointStore(f"{folder}/{sharding}-{optimizer}", Comm())
-        strategy = build("ig", seed=9, sharding=SHARDINGS[(number + 1) % 4], optimizer=optimizer, **LARGE)
+        other = sharding_options(SHARDINGS[(number // 2 + 1) % len(SHARDINGS)])
+        strategy = build("ig", seed=9, **other, optimizer=optimizer, **LARGE)
         for info in store.list():
             store.load(info, strategy.model, strategy)
             loaded[sharding, optimizer, info.step] = held(strategy)

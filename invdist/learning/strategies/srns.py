@@ -15,6 +15,7 @@ from torch import Tensor
 
 from invdist.config.fields import Count, NonNegative, Positive
 from invdist.config.registry import STRATEGIES
+from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.learning.candidate_memory import CandidateMemory, noise_of
 from invdist.learning.ramp import Ramp
@@ -25,7 +26,10 @@ from invdist.runtime.errors import UserError
 
 
 class _Asked(NamedTuple):
-    """Distinct users in ascending order, each with the fresh candidates of its first row."""
+    """Users in ascending order, each with the fresh candidates of its first row.
+
+    They are distinct. On a GPU there is one for each of the given rows: the host does not read how many are distinct.
+    """
 
     user: Tensor
     """`[m]`"""
@@ -105,9 +109,10 @@ class RobustNegativeSampling(NegativeSampling):
         Users are in ascending order, so those of one owner are contiguous, in order of owner.
         """
         comm = self.model.comm
-        sent = torch.bincount(asked.user // self._block, minlength=comm.size)
+        edges = torch.arange(comm.size + 1, device=asked.user.device) * self._block
+        sent = torch.diff(torch.searchsorted(asked.user, edges))
         received = comm.all_to_all(sent, [1] * comm.size, [1] * comm.size).wait()
-        sizes = sent.tolist(), received.tolist()
+        sizes = comm.to_host(torch.stack([sent, received])).tolist() if comm.size > 1 else [[len(asked.user)]] * 2
         # Ids and float32 scores are exact in float64, and so travel together.
         payload = torch.cat([asked.user.unsqueeze(1), asked.fresh, fresh_logit.double()], 1)
         arrived = comm.all_to_all(payload, *sizes).wait()
@@ -145,8 +150,12 @@ class RobustNegativeSampling(NegativeSampling):
 
 
 def _first_of_each(user: Tensor, fresh: Tensor) -> _Asked:
-    distinct, row = user.unique(return_inverse=True)
-    first = torch.full_like(distinct, len(user)).scatter_reduce_(
-        0, row, torch.arange(len(user), device=user.device), "amin"
-    )
-    return _Asked(distinct, fresh[first], row, first)
+    number = torch.arange(len(user), device=user.device)
+    if row_moves.reads_are_free(user.device):
+        distinct, row = user.unique(return_inverse=True)
+        first = torch.full_like(distinct, len(user)).scatter_reduce_(0, row, number, "amin")
+        return _Asked(distinct, fresh[first], row, first)
+    ordered, order = torch.sort(user, stable=True)
+    first = order.index_select(0, torch.searchsorted(ordered, ordered))
+    row = torch.empty_like(order).index_copy_(0, order, number)
+    return _Asked(ordered, fresh.index_select(0, first), row, first)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from invdist.config.registry import BACKBONES
-from invdist.embeddings.row_moves import Deltas, moved, reads_are_free
+from invdist.embeddings import row_moves
+from invdist.embeddings.row_moves import Deltas, UniqueRows, gather_rows, moved
 from invdist.models.backbone import BIAS_COLUMNS, Backbone, autocasts, init_linear
 from invdist.models.flat import views
 
@@ -50,6 +51,12 @@ class NeuMF(Backbone):
             return super().of_rows(rows)
         return _Logits.apply(rows, self.dim, self.bias, *self.parameters())
 
+    def takes_distinct_rows(self) -> bool:
+        return row_moves.kernels() is not None and not (self.training and self.dropout.p > 0)
+
+    def of_distinct_rows(self, rows: Tensor, pieces: UniqueRows) -> Tensor:
+        return _DistinctLogits.apply(rows, pieces, self.dim, self.bias, *self.parameters())
+
     def candidate_logits(
         self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
     ) -> Tensor | None:
@@ -63,7 +70,7 @@ class NeuMF(Backbone):
         first, step_first = views(dense, like)[:2], views(step, like)[:2]
         edge = sum(parameter.numel() for parameter in like[:2])
         others = torch.stack([moved(dense[edge:], step[edge:], c) for c in candidates])
-        n, on_cpu = len(rows) // 2, reads_are_free(rows.device)
+        n, on_cpu = len(rows) // 2, row_moves.reads_are_free(rows.device)
         chunk = _CHUNK if on_cpu else max(n, 1)
         found = [
             self._try(
@@ -100,7 +107,7 @@ class NeuMF(Backbone):
         for side in range(2):
             index = deltas.index[side]
             # On a GPU the host does not look how many rows are touched: all are.
-            touched = (index >= 0).nonzero().view(-1) if reads_are_free(rows.device) else None
+            touched = (index >= 0).nonzero().view(-1) if row_moves.reads_are_free(rows.device) else None
             if touched is None:
                 added, touched = Deltas(deltas.values, index).dense(), torch.arange(n, device=rows.device)
             else:
@@ -178,14 +185,9 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, k: int, row_bias: bool, *parameters: Tensor) -> Tensor:
-        n = len(rows) // 2
-        both = rows.view(2, n, rows.shape[1])
-        (weight, bias, *tower), (out_weight, out_bias) = parameters[:-2], parameters[-2:]
-        layers = [_first_layer(both, weight, bias, k).relu_()]
-        for layer_weight, layer_bias in zip(tower[::2], tower[1::2], strict=True):
-            layers.append(torch.addmm(layer_bias, layers[-1], layer_weight.t()).relu_())
+        both = rows.view(2, len(rows) // 2, rows.shape[1])
         product = both[0, :, :k] * both[1, :, :k]
-        logits = torch.mv(product, out_weight[0, :k]).addmv_(layers[-1], out_weight[0, k:]).add_(out_bias)
+        logits, layers = _after_first(_first_layer(both, parameters[0], parameters[1], k), product, parameters)
         if row_bias:
             logits += both[:, :, 5 * k].sum(0)
         ctx.save_for_backward(rows, product, *layers, *parameters)
@@ -197,27 +199,96 @@ class _Logits(torch.autograd.Function):
         k, g = ctx.k, gradients[0]
         rows, product, *saved = ctx.saved_tensors
         layers, parameters = saved[: ctx.layers], saved[ctx.layers :]
-        out_weight = parameters[-2]
+        d, found = _before_first(g, product, layers, parameters)
         both = rows.view(2, len(rows) // 2, rows.shape[1])
         of_rows = torch.empty_like(both)
-        of_product = g.unsqueeze(1) * out_weight[0, :k]
-        for side in range(2):
-            torch.mul(of_product, both[1 - side, :, :k], out=of_rows[side, :, :k])
+        of_product = g.unsqueeze(1) * parameters[-2][0, :k]
+        of_weight = torch.empty_like(parameters[0])
         of_rows[:, :, 5 * k :] = 0.0
         if ctx.row_bias:
             of_rows[:, :, 5 * k] = g
-        of_output = torch.cat([torch.mv(product.t(), g), torch.mv(layers[-1].t(), g)]).view_as(out_weight)
-        found = [g.sum().view(1), of_output]  # from the last parameter to the first
-        d = g.unsqueeze(1) * out_weight[0, k:]
-        for level in range(ctx.layers - 1, 0, -1):
-            d = torch.ops.aten.threshold_backward(d, layers[level], 0)
-            found += [d.sum(0), d.t() @ layers[level - 1]]
-            d = d @ parameters[2 * level]
-        d = torch.ops.aten.threshold_backward(d, layers[0], 0)
-        of_weight = torch.empty_like(parameters[0])
         for side in range(2):
+            torch.mul(of_product, both[1 - side, :, :k], out=of_rows[side, :, :k])
             half = slice(4 * k * side, 4 * k * (side + 1))
             torch.mm(d.t(), both[side, :, k : 5 * k], out=of_weight[:, half])
             torch.mm(d, parameters[0][:, half], out=of_rows[side, :, k : 5 * k])
-        found += [d.sum(0), of_weight]
-        return of_rows.view_as(rows), None, None, *reversed(found)
+        return of_rows.view_as(rows), None, None, of_weight, *found
+
+
+class _DistinctLogits(torch.autograd.Function):
+    """`_Logits` from each distinct row once: the halves of the first layer are found, and led back, once for each row.
+
+    Pairs repeat rows; the sum of `d_1` over the pairs of a row is what its half of the first layer gets.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, pieces: UniqueRows, k: int, row_bias: bool, *parameters: Tensor) -> Tensor:
+        weight, bias, index = parameters[0], parameters[1], pieces.inverse
+        n = len(index) // 2
+        is_user = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, index[:n], True)
+        sides = [is_user.nonzero().view(-1), is_user.logical_not_().nonzero().view(-1)]
+        place = torch.empty(len(rows), dtype=torch.int64)
+        first, factors, of_side = None, [], []
+        for side, chosen in enumerate(sides):
+            place.index_copy_(0, chosen, torch.arange(len(chosen)))
+            at = place.index_select(0, index[n * side : n * (side + 1)])
+            own = gather_rows(rows, chosen)
+            half = linear(own[:, k : 5 * k], weight[:, 4 * k * side : 4 * k * (side + 1)], None if side else bias)
+            first = gather_rows(half, at) if first is None else first.add_(gather_rows(half, at))
+            factors.append(gather_rows(own[:, :k].contiguous(), at))
+            of_side.append(own)
+        assert first is not None
+        product = factors[0] * factors[1]
+        logits, layers = _after_first(first, product, parameters)
+        if row_bias:
+            logits += rows[:, 5 * k].index_select(0, index).view(2, n).sum(0)
+        ctx.save_for_backward(rows, *sides, *of_side, *factors, product, *layers, *parameters)
+        ctx.pieces, ctx.k, ctx.row_bias, ctx.layers = pieces, k, row_bias, len(layers)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        k, g, pieces = ctx.k, gradients[0], ctx.pieces
+        rows, *saved = ctx.saved_tensors
+        sides, of_side, factors, product = saved[:2], saved[2:4], saved[4:6], saved[6]
+        layers, parameters = saved[7 : 7 + ctx.layers], saved[7 + ctx.layers :]
+        d, found = _before_first(g, product, layers, parameters)
+        of_product = g.unsqueeze(1) * parameters[-2][0, :k]
+        of_rows, of_weight = torch.zeros_like(rows), torch.empty_like(parameters[0])
+        of_rows[:, :k] = pieces.sum_parts([of_product * factors[1], of_product * factors[0]])
+        if ctx.row_bias:
+            of_rows[:, 5 * k].index_add_(0, pieces.inverse, g.repeat(2))
+        summed = pieces.sum_parts([d, d])  # a pair is an occurrence of its user, and one of its item
+        for side, (chosen, own) in enumerate(zip(sides, of_side, strict=True)):
+            half = slice(4 * k * side, 4 * k * (side + 1))
+            mine = gather_rows(summed, chosen)
+            torch.mm(mine.t(), own[:, k : 5 * k], out=of_weight[:, half])
+            of_rows[:, k : 5 * k].index_copy_(0, chosen, mine @ parameters[0][:, half])
+        return of_rows, None, None, None, of_weight, *found
+
+
+def _after_first(first: Tensor, product: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Logits from the output of the first layer before its ReLU and the product, and the outputs of all layers."""
+    tower, (out_weight, out_bias), k = parameters[2:-2], parameters[-2:], product.shape[1]
+    layers = [first.relu_()]
+    for layer_weight, layer_bias in zip(tower[::2], tower[1::2], strict=True):
+        layers.append(torch.addmm(layer_bias, layers[-1], layer_weight.t()).relu_())
+    logits = torch.mv(product, out_weight[0, :k]).addmv_(layers[-1], out_weight[0, k:]).add_(out_bias)
+    return logits, layers
+
+
+def _before_first(
+    g: Tensor, product: Tensor, layers: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of the first layer's output before its ReLU, and those of all parameters but its weight."""
+    out_weight, k = parameters[-2], product.shape[1]
+    of_output = torch.cat([torch.mv(product.t(), g), torch.mv(layers[-1].t(), g)]).view_as(out_weight)
+    found = [g.sum().view(1), of_output]  # from the last parameter to the first
+    d = g.unsqueeze(1) * out_weight[0, k:]
+    for level in range(len(layers) - 1, 0, -1):
+        d = torch.ops.aten.threshold_backward(d, layers[level], 0)
+        found += [d.sum(0), d.t() @ layers[level - 1]]
+        d = d @ parameters[2 * level]
+    d = torch.ops.aten.threshold_backward(d, layers[0], 0)
+    found.append(d.sum(0))
+    return d, found[::-1]

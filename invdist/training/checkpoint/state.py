@@ -165,7 +165,7 @@ class _ShardSlice:
     column: int
     values: Tensor
     written: tuple[int, int]
-    """The range of its rows that this rank writes; if tables are replicated, other ranks write the others."""
+    """The range of its rows that this rank writes; if the table is replicated, other ranks write the others."""
     multiplier: int
 
 
@@ -194,7 +194,7 @@ def _shape(table: Table, by_column: bool) -> tuple[int, ...]:
 
 
 def _written(rows: EmbeddingStore, shard: Shard, by_column: bool) -> tuple[int, int]:
-    if rows.layout.replicated:
+    if shard.table in rows.layout.replicated:
         rank, size = rows.comm.rank, rows.comm.size
         return shard.rows * rank // size, shard.rows * (rank + 1) // size
     # Optimizer state with one value per row is equal on all column shards of a row: the first shard writes it.
