@@ -94,15 +94,9 @@ def train_model(config: str | Path | Mapping[str, Any] | Config, *overrides: str
     else:
         settings = configs.from_mapping(_as_mapping(config), overrides)
     with tempfile.TemporaryDirectory() as folder:
-        file, result = Path(folder, "config.yaml"), Path(folder, "result.json")
+        file = Path(folder, "config.yaml")
         file.write_text(configs.dump(settings), encoding="utf-8")
-        code, output = _run_python(["-m", "invdist.train", "--config", str(file), "--result", str(result)], show)
-        outcome = json.loads(result.read_text()) if result.exists() else {}
-    if "run" in outcome and code == 0:
-        return Run(outcome["run"])
-    if "run" in outcome:
-        raise UserError(f"training was stopped; continue with: python -m invdist.train --resume {outcome['run']}")
-    raise UserError(outcome.get("error") or f"training failed (exit code {code}); the end of its output:\n{output}")
+        return _trained(["--config", str(file)], show)
 
 
 def open_run(path: str | AnyPath, *overrides: str, checkpoint: str | int = "best") -> Run:
@@ -205,6 +199,14 @@ class Run:
         schema, tables = recommendations(opened, k, asked, seen, unknown)
         return pa.concat_tables([schema.empty_table(), *tables])
 
+    def grow(self, *overrides: str, show: bool = True) -> Run:
+        """Trains a new run that goes on from this one on newer data, as `invdist train --from`, and returns it.
+
+        `overrides` are `key=value` settings, `data.path=FOLDER` among them: a data set made with
+        `prepare_dataset(..., onto=...)`.
+        """
+        return _trained(["--from", str(self.path), *overrides], show)
+
     def score(self, pairs: Any, *, unknown: Unknown = "null") -> pa.Table:
         """Logits and probabilities of pairs: `user`, `item`, `score`, `probability`, `known`.
 
@@ -244,6 +246,19 @@ class Run:
         if len(user) != len(item):
             raise UserError(f"pairs need as many users as items, not {len(user)} and {len(item)}")
         return match(user, item, self._opened.users, self._opened.items)
+
+
+def _trained(arguments: list[str], show: bool) -> Run:
+    """The run of `python -m invdist.train` with `arguments`; `UserError` if it is not trained to the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.json")
+        code, output = _run_python(["-m", "invdist.train", *arguments, "--result", str(result)], show)
+        outcome = json.loads(result.read_text()) if result.exists() else {}
+    if "run" in outcome and code == 0:
+        return Run(outcome["run"])
+    if "run" in outcome:
+        raise UserError(f"training was stopped; continue with: python -m invdist.train --resume {outcome['run']}")
+    raise UserError(outcome.get("error") or f"training failed (exit code {code}); the end of its output:\n{output}")
 
 
 def _raw_ids(name: str, values: Any) -> pa.Array:

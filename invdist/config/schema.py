@@ -198,8 +198,8 @@ class GrowthConfig(Section):
     """The run folder that it goes on from; `--from` sets this and the next."""
     checkpoint: str | None = None
     """The checkpoint of that run: its step and a digest of its content."""
-    epochs: Count = 1
-    """Epochs of a run that goes on from another, instead of training.epochs."""
+    epochs: Count = 3
+    """At most this many epochs of a run that goes on from another, instead of training.epochs."""
     products: Count = 3
     """Passes over the exposures to bring the vectors of the older run up to date, instead of exposures.products."""
 

@@ -32,6 +32,8 @@ SCHEMAS: dict[str, pa.Schema] = {
 """Columns of the shards in each folder. `truth` is aligned with `unclear`, shard by shard and row by row."""
 DAY = pa.field("day", pa.int32(), nullable=False)
 """A further column of data sets that were prepared onto another: the day of the chain that brought the row."""
+SET_ASIDE = pa.field("label", pa.int8(), nullable=False)
+"""A further column of `unclear` in such data sets: the label that a model has learned from on an earlier day, or -1."""
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:

@@ -60,12 +60,12 @@ class SubspaceIteration:
         exposures: Iterable[Batch],
         labeled: Iterable[Batch],
         seed: int,
-        known: Callable[[str, Tensor, int], None] | None = None,
+        known: Callable[[str, Tensor, int, int], None] | None = None,
     ) -> None:
         """Draws the first block, and counts the exposures and the labeled pairs of every user and item.
 
-        `known(table, rows, first)` writes vectors that are nearly right into `rows` (`[n, dim]`), those of a table from
-        `first` on.
+        `known(table, rows, first, multiplier)` writes vectors that are nearly right into `rows` (`[n, dim]`), those of
+        a table from the place `first` on (`Layout.multipliers`).
         """
         self.store.init(seed, 1.0)
         for table in _TABLES:
@@ -73,7 +73,8 @@ class SubspaceIteration:
             if known is not None:
                 for shard in self.store.layout.on(self.store.comm.rank):
                     if shard.table == table:
-                        known(table, self._local(table)[:, : self.dim], shard.row)
+                        multiplier = self.store.layout.multipliers.get(table, 1)
+                        known(table, self._local(table)[:, : self.dim], shard.row, multiplier)
                 self._scale_known(table)
         for column, batches in enumerate((exposures, labeled), self._width):
             for user, item, count in self._exchanges(batches):

@@ -15,7 +15,7 @@ from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import Sharding, Table, shard_tables
 from invdist.models.backbone import Backbone
-from invdist.models.exposure_head import ExposureHead
+from invdist.models.exposure_head import COUNT_COLUMNS, ExposureHead
 from invdist.models.flat import FlatAdamW
 from invdist.models.recommender import Recommender
 
@@ -34,8 +34,6 @@ class ModelSpec(RowsConfig, TowerConfig, OptimizerConfig):
     batch_size: int = 1024
     gamma: Positive = 1e-3  # pyright: ignore[reportIncompatibleVariableOverride]  # `auto` is a number by now
     """Learning rate of the log-loss steps."""
-    labels: int = 0
-    """Labeled interactions: with exposure vectors, more of them decay the head less."""
     exposures: ExposuresConfig = ExposuresConfig()
 
 
@@ -88,7 +86,8 @@ def build_recommender(
     decay = None
     if isinstance(backbone, ExposureHead):
         rows.local_rows[:, backbone.inner.columns :] = 0.0  # without labels the head has no opinion of its own
-        decay = _head_decay(spec, backbone)
+        assert vectors is not None
+        decay = _head_decay(spec, backbone, _labels(vectors))
     return Recommender(
         rows, backbone, _dense_optimizer(spec, backbone), precision=spec.precision, vectors=vectors, dense_decay=decay
     )
@@ -101,10 +100,16 @@ def _in_use(vectors: EmbeddingStore | None) -> dict[str, int]:
     return {"host_taken" if in_unified_memory(vectors.local_rows) else "taken": vectors.local_rows.nbytes}
 
 
-def _head_decay(spec: ModelSpec, backbone: ExposureHead) -> Tensor:
+def _labels(vectors: EmbeddingStore) -> float:
+    """Labels by the counts beside the vectors; for a model that grew, those of the days before are among them."""
+    counted = vectors.local_rows[:, 1 - COUNT_COLUMNS].sum(dtype=torch.float64)
+    return float(vectors.comm.all_reduce(counted).wait()) / 2  # a label counts for its user and for its item
+
+
+def _head_decay(spec: ModelSpec, backbone: ExposureHead, labels: float) -> Tensor:
     """What one step multiplies each dense weight by: only those of the head shrink, the more the fewer labels."""
     given = spec.exposures.weight_decay
-    decay = min(1.0, _DECAY_LABELS / max(spec.labels, 1)) if given is None else given
+    decay = min(1.0, _DECAY_LABELS / max(labels, 1)) if given is None else given
     head = {id(parameter) for parameter in backbone.head_parameters()}
     factors = [
         torch.full((parameter.numel(),), 1 - spec.gamma * decay * (id(parameter) in head))

@@ -36,11 +36,11 @@ class Roll(Section):
     """Which models to compare."""
     train: dict[str, Any] = {}
     """Settings of every training, as in a training config; `data.path`, `runs` and `name` are set by the roll."""
-    grown: dict[str, Any] = {"data.batch_size": "auto", "optimizer.gamma": "auto"}
+    grown: dict[str, Any] = {}
     """Settings of the model that grows that differ from those of the model it goes on from, by dotted key."""
     grown_data: dict[str, Any] = {"keep": 0, "older": "unclear"}
-    """Options of `prepare` for the model that grows, beside those of the log: by default it learns from the labels of
-    the new day, and older rows stay as exposures without a label."""
+    """Options of `prepare` for the model that grows, beside those of the log: by default it learns from new labels and
+    a sample of the older ones, whose other rows stay as exposures without a label."""
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Problems of the name and the days."""

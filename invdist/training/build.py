@@ -10,7 +10,6 @@ import torch
 from invdist.config import Config
 from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
-from invdist.data.schema import TRAINING_LABELED
 from invdist.data.stream.batches import Stream, StreamSpec, UnlabeledSpec
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.store import EmbeddingStore
@@ -33,7 +32,6 @@ def build_model(
         precision=config.training.precision,
         batch_size=batch_size(config),
         **{name: value for section in sections for name, value in section},
-        labels=sum(dataset.rows[split] for split in TRAINING_LABELED),
         exposures=config.exposures,
     )
     model = build_recommender(spec, device, comm, vectors)

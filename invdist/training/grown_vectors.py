@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 
 from invdist.config.schema import ExposuresConfig
 from invdist.data.dataset import Dataset
+from invdist.embeddings.placement import ids_at
 from invdist.embeddings.store import EmbeddingStore
 from invdist.training.checkpoint import CheckpointInfo
 from invdist.training.growth import Parent, copy_rows
@@ -31,11 +32,15 @@ class OlderVectors:
         self.unchanged = parent.dataset.fingerprint == dataset.fingerprint
         """Nothing to learn: the vectors are those of this data set."""
 
-    def fill(self, table: str, rows: Tensor, first: int) -> None:
-        """Fills `rows`, those of a table from `first` on, with leading columns of their vectors; zero for new ids."""
+    def fill(self, table: str, rows: Tensor, first: int, multiplier: int = 1) -> None:
+        """Fills `rows`, those of a table from `first` on, with leading columns of their vectors; zero for new ids.
+
+        Rows are counted by place, if tables have a `multiplier` (`Layout.multipliers`).
+        """
         name = f"rows/{table}/weight"
         rows.zero_()
-        source = self._ids[table][first : first + len(rows)]
+        source = self._ids[table]
+        source = source[ids_at(first, first + len(rows), len(source), multiplier).numpy()]
         copy_rows(
             lambda block, at: self._found.read_into(name, block, at),
             self._found.manifest.tensors[name].rows,
@@ -50,6 +55,7 @@ class OlderVectors:
         longer there, and is held near zero the less for it.
         """
         for table in self._ids:
+            multiplier = vectors.layout.multipliers.get(table, 1)
             shards = [shard for shard in vectors.layout.on(vectors.comm.rank) if shard.table == table]
             parts = [
                 (vectors.local_rows[shard.base + at : shard.base + min(at + _BLOCK_ROWS, shard.rows)], shard.row + at)
@@ -59,7 +65,7 @@ class OlderVectors:
             product = torch.zeros((self._dim, self._dim), dtype=torch.float64)
             for rows, first in parts:
                 older = torch.empty(rows.shape)
-                self.fill(table, older, first)
+                self.fill(table, older, first, multiplier)
                 labels = rows[:, self._labels]
                 labels.copy_(torch.maximum(labels, older[:, self._labels].to(labels)))
                 new, old = (normalize(each[:, : self._dim].cpu(), dim=1).double() for each in (rows, older))

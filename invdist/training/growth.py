@@ -27,6 +27,7 @@ from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointInfo, CheckpointStore, Position
 from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.resume import check_same_model
+from invdist.training.sizes import again_automatic
 
 pc: Any = pyarrow.compute  # its functions are generated at import, unseen by type checkers
 
@@ -36,8 +37,13 @@ _GRID = float(1 << 30)
 
 
 def settings_from(run: str, overrides: Sequence[str]) -> Config:
-    """The settings of a new run that goes on from the best checkpoint of `run`: its own, with `overrides`."""
-    config, folder = run_folder.reopen(run, list(overrides))
+    """The settings of a new run that goes on from the best checkpoint of `run`: its own, with `overrides`.
+
+    Sizes that were chosen for the older data set (`auto`) are chosen again for the newer one.
+    """
+    older = run_folder.reopen(run, [])[0]
+    automatic = again_automatic(older, run_folder.data_of(older, run))
+    config, folder = run_folder.reopen(run, [*automatic, *overrides])
     info = CheckpointFolder(run_folder.checkpoints(config, folder)).select("best")
     if not any(text.startswith("name=") for text in overrides):
         config.name = None
@@ -79,12 +85,16 @@ class Parent:
                 raise UserError(
                     f"{entity} are {new} in {dataset.path} and {old} in {self.dataset.path}: cannot be joined"
                 )
-        if self.dataset.fingerprint in (dataset.fingerprint, *dataset.manifest.get("ancestors", ())):
+        if self.descends(dataset):
             return None
         return (
             f"{dataset.path} does not descend from {self.dataset.path}, which {self.folder.name} was trained on: its "
             "labels may mean something else (`invdist prepare --onto` makes one that does); ids are joined by raw id"
         )
+
+    def descends(self, dataset: Dataset) -> bool:
+        """Whether `dataset` is the older one, or was prepared onto it or a later day."""
+        return self.dataset.fingerprint in (dataset.fingerprint, *dataset.manifest.get("ancestors", ()))
 
     def ids(self, dataset: Dataset) -> dict[str, np.ndarray]:
         """For each user and item of `dataset` its index (int64) in the older one, -1 if it is new there."""

@@ -43,6 +43,18 @@ def suited(config: Config, dataset: Dataset) -> Config:
     return suited
 
 
+def again_automatic(config: Config, dataset: Dataset) -> list[str]:
+    """Settings of a run on `dataset` that are what `auto` gives there, as `key=auto`: for a run on another data set."""
+    unset = config.model_copy(deep=True)
+    unset.data.batch_size = unset.optimizer.gamma = "auto"
+    chosen, found = suited(unset, dataset), []
+    if config.data.batch_size == chosen.data.batch_size:
+        found.append("data.batch_size=auto")
+    if config.optimizer.gamma == chosen.optimizer.gamma:
+        found.append("optimizer.gamma=auto")
+    return found
+
+
 def cost_of(config: Config) -> StepCost:
     """What a step of a config costs on the CPU."""
     with torch.device("meta"):  # shapes without memory

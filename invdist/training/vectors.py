@@ -17,8 +17,7 @@ from torch import Tensor
 
 from invdist.config.schema import Config, ExposuresConfig
 from invdist.data.dataset import Dataset
-from invdist.data.schema import TRAINING_LABELED
-from invdist.data.stream.exposures import ExposurePairs
+from invdist.data.stream.exposures import ExposurePairs, LabeledPairs
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.placement import Table
 from invdist.embeddings.row_optimizers import NoOptimizer
@@ -144,7 +143,7 @@ def _learn(
     exposures, older = config.exposures, _older(config, dataset)
     products = exposures.products if older is None else 0 if older.unchanged else config.growth.products
     pairs = ExposurePairs(dataset, comm.rank, comm.size)
-    labeled = ExposurePairs(dataset, comm.rank, comm.size, TRAINING_LABELED)
+    labeled = LabeledPairs(dataset, comm.rank, comm.size)
     iteration = SubspaceIteration(store_of(iteration_columns(exposures.learned)), exposures.learned)
     about = {"dataset": dataset.fingerprint, "learned": exposures.learned, "products": products}
     last = checkpoints.latest(valid_only=True)
@@ -170,7 +169,7 @@ def _learn(
     for shard in vectors.layout.on(comm.rank):
         rows = vectors.local_rows[shard.base : shard.base + shard.rows]
         if older is not None and older.unchanged:
-            older.fill(shard.table, rows, shard.row)
+            older.fill(shard.table, rows, shard.row, vectors.layout.multipliers.get(shard.table, 1))
         else:
             rows.copy_(iteration.vectors(shard.table))
     if older is not None and not older.unchanged:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +18,7 @@ from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.options import build_options
 from invdist.data.prepare.pipeline import prepare_log
-from invdist.data.schema import OBSERVED_SPLITS
+from invdist.data.schema import OBSERVED_SPLITS, TRAINING_LABELED
 from invdist.embeddings.comm import Comm
 from invdist.runtime.process import single_rank
 from invdist.training.growth import Parent, joined, settings_from
@@ -27,7 +30,9 @@ SETTINGS = ("method=none", "data.batch_size=64", "rows.dim=4", "training.epochs=
 VECTORS = ("exposures.vectors=true", "exposures.learned=8", f"exposures.dim={DIM}", "exposures.products=8")
 
 
-def _day(folder: Path, name: str, users: range, items: range, seed: int, onto: str | None = None) -> Dataset:
+def _day(
+    folder: Path, name: str, users: range, items: range, seed: int, onto: str | None = None, **more: Any
+) -> Dataset:
     """Users are shown mostly items of their own group, some groups more than others."""
     rng = np.random.default_rng(seed)
     user, item = (a.ravel() for a in np.meshgrid(list(users), list(items), indexing="ij"))
@@ -36,7 +41,7 @@ def _day(folder: Path, name: str, users: range, items: range, seed: int, onto: s
     user, item = user[shown], item[shown]
     log = folder / f"{name}.csv"
     pc.write_csv(pa.table({"user": user, "item": item, "label": rng.integers(0, 2, len(user))}), log)
-    options = build_options("ratings", {"rule": "label", "test_fraction": 0.0})
+    options = build_options("ratings", {"rule": "label", "test_fraction": 0.0, **more})
     prepare_log(options, [log], folder / name, onto=folder / onto if onto else None)
     return Dataset.open(str(folder / name))
 
@@ -107,3 +112,21 @@ def test_they_are_turned_to_where_the_older_ones_were(grown: tuple[Config, Datas
         assert (here * there).sum(1).mean() > 0.9
         # The vectors of a run that starts anew span the same, turned in some other way.
         np.testing.assert_allclose(new @ new.T, turned @ turned.T, rtol=0, atol=0.02)
+
+
+def test_labels_that_were_set_aside_still_count(grown: tuple[Config, Dataset, Dataset], tmp_path: Path) -> None:
+    config, _, monday = grown
+    shutil.copytree(monday.path, tmp_path / "monday")
+    tuesday = _day(tmp_path, "tuesday", range(60, 180), range(20, 100), 1, "monday", keep=0, older="unclear", replay=0)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"path": tuesday.path})})
+    _vectors(config, tuesday)
+    found = finished_vectors(vectors_folder(config, tuesday), tuesday)
+    assert found is not None
+    users, counts = tuesday.raw_ids("users").to_pylist(), Counter()
+    for split in (*TRAINING_LABELED, "unclear"):
+        table = tuesday.read(split)
+        counts.update(
+            users[user] for user, label in zip(*(table[n].to_pylist() for n in ("user", "label"))) if label >= 0
+        )
+    assert sum(counts.values()) > sum(tuesday.rows[split] for split in TRAINING_LABELED)
+    assert found.read("rows/user/weight")[:, 8 + 1].tolist() == [counts[user] for user in users]

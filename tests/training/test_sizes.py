@@ -12,7 +12,7 @@ from invdist import config as configs
 from invdist.config.defaults import OWN_DATA
 from invdist.data.dataset import Dataset
 from invdist.training.data_checks import misfits
-from invdist.training.sizes import batch_size, gamma, suited
+from invdist.training.sizes import again_automatic, batch_size, gamma, suited
 
 
 def _dataset(train: int, training_test: int = 0) -> Any:
@@ -68,3 +68,12 @@ def test_a_suited_config_fits_the_data_and_is_read_back_with_its_numbers(tiny_da
     fixed = suited(config, dataset)
     assert batch_size(configs.from_text(configs.dump(fixed))) == dataset.rows["train"] // 25
     assert gamma(configs.from_text(configs.dump(fixed))) == gamma(fixed)
+
+
+def test_sizes_that_were_chosen_for_a_data_set_are_told_from_those_that_were_given() -> None:
+    chosen = suited(configs.load(OWN_DATA), _dataset(500_000))
+    assert again_automatic(chosen, _dataset(500_000)) == ["data.batch_size=auto", "optimizer.gamma=auto"]
+    given = suited(configs.load(OWN_DATA, ["data.batch_size=2048"]), _dataset(500_000))
+    assert again_automatic(given, _dataset(500_000)) == []
+    given = suited(configs.load(OWN_DATA, ["optimizer.gamma=0.5"]), _dataset(500_000))
+    assert again_automatic(given, _dataset(500_000)) == ["data.batch_size=auto"]

@@ -41,6 +41,10 @@ ROW = np.dtype(
 )
 
 
+_UNCLEAR = SPLITS.index("unclear")
+_NOT_LEARNED = (SPLITS.index("valid"), SPLITS.index("test"))
+
+
 def fixed_labeling(asked: Labeling, base: Dataset) -> Labeling:
     """The rules of the first day with the quartiles measured then; `UserError` if others are asked for."""
     recorded = base.manifest["labeling"]
@@ -105,28 +109,42 @@ class GrowthRules:
         """The rows of a shard by the new ids; of the base those of the days to keep, with ids that are left."""
         first = 0 if self.options.keep is None else self.day - self.options.keep
         user, item = self._today if today else self._before
-        dated, labeled = ["day"] if day_of(dataset) else [], ["label"] if split in LABELED_SPLITS else []
-        truth = None if labeled else dataset.scan("truth", shard=shard)
-        for batch in dataset.scan(split, ["user", "item", *labeled, *dated], shard=shard):
+        dated = ["day"] if day_of(dataset) else []
+        labels = ["label"] if split in LABELED_SPLITS or dataset.manifest.get("set_aside") else []
+        truth = dataset.scan("truth", shard=shard) if split == "unclear" else None
+        for batch in dataset.scan(split, ["user", "item", *labels, *dated], shard=shard):
             rows = np.zeros(len(batch), ROW)
             rows["user"], rows["item"] = user[batch["user"].to_numpy()], item[batch["item"].to_numpy()]
-            rows["label"] = batch["label"].to_numpy() if labeled else -1
+            rows["label"] = batch["label"].to_numpy() if labels else UNCLEAR_LABEL
             rows["split"], rows["today"] = SPLITS.index(split), today
             rows["day"] = self.day if today else batch["day"].to_numpy() if dated else 0
             rows["truth"] = np.nan if truth is None else next(truth)["truth"].to_numpy()
             left, old = (rows["user"] != GONE) & (rows["item"] != GONE), rows["day"] < first
-            if self.options.older == "unclear" and labeled:
-                rows["truth"][old], rows["label"][old] = rows["label"][old], UNCLEAR_LABEL
-                rows["split"][old] = SPLITS.index("unclear")
+            if not today:
+                self._set_aside(rows, old)
             kept = left & ~old if self.options.older == "drop" else left
             counts["dropped_rows"] += int(np.count_nonzero(~left))
             counts["rows_outside_window"] += int(np.count_nonzero(left & ~kept))
             yield rows[kept]
 
+    def _set_aside(self, rows: np.ndarray, old: np.ndarray) -> None:
+        """Makes old labels unclear that a model has learned from, but for a share that it learns from again.
+
+        A label that only validated or tested a model has taught it nothing yet: it trains the next one.
+        """
+        labeled, drawn = rows["label"] != UNCLEAR_LABEL, hashing.uniform(self._words(rows, "replay", self.day))
+        aside = old & labeled & ~np.isin(rows["split"], _NOT_LEARNED) & (drawn >= self.options.replay)
+        rows["split"][labeled & ~aside & (rows["split"] == _UNCLEAR)] = _NOT_LEARNED[0]
+        rows["truth"][aside], rows["split"][aside] = rows["label"][aside], _UNCLEAR
+
     def bucket(self, rows: np.ndarray) -> np.ndarray:
         """The bucket (uint8) of each row, by its pair."""
-        words = hashing.mix(hashing.key(self.options.seed, "onto"), pair_of_indices(rows["user"], rows["item"]))
-        return (words % np.uint64(BUCKETS)).astype(np.uint8)
+        return (self._words(rows, "onto") % np.uint64(BUCKETS)).astype(np.uint8)
+
+    def _words(self, rows: np.ndarray, *purpose: int | str) -> np.ndarray:
+        """A random word (uint64) for each pair."""
+        pairs = pair_of_indices(rows["user"], rows["item"])
+        return hashing.mix(hashing.key(self.options.seed, *purpose), pairs)
 
     def clean(self, bucket: int, rows: np.ndarray, counts: Counter[str]) -> np.ndarray:
         """One row per pair of a bucket, in random order."""
@@ -144,7 +162,7 @@ class GrowthRules:
 
     def past(self, rows: np.ndarray) -> np.ndarray:
         """Which rows (bool) validated or tested a model of an earlier day: something to learn from by now."""
-        return ~rows["today"] & np.isin(rows["split"], (SPLITS.index("valid"), SPLITS.index("test")))
+        return ~rows["today"] & np.isin(rows["split"], _NOT_LEARNED)
 
     def shares(self) -> Shares:
         """How rows of the past are cut into train and training_test, bucket by bucket."""
@@ -254,6 +272,7 @@ class Growth:
             "day": self.day,
             "keep": self.options.keep,
             "drop_unseen": self.options.drop_unseen,
+            "set_aside": True,
             "growth": growth,
             "drift": {"first": base["drift"]["first"] if "drift" in base else _labels(base), "today": _labels(today)},
             "ancestors": [*base.get("ancestors", []), base["fingerprint"]],
@@ -262,7 +281,7 @@ class Growth:
 
 def columns_of(split: str) -> list[str]:
     """The columns that are written of a split."""
-    return ["user", "item", "label" if split in LABELED_SPLITS else "truth", "day"]
+    return ["user", "item", "label", "day", *(["truth"] if split == "unclear" else [])]
 
 
 _COUNTS = ("carried_rows", "rows_outside_window", "pairs_seen_before", "dropped_rows")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED, UNCLEAR_LABEL
 
 EXPOSED = ("train", "training_test", "unclear")
 """Splits whose pairs are training exposures. A pair is in one split only."""
@@ -39,7 +40,29 @@ class ExposurePairs:
 
     def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Users and items (int64) of this rank's exposures, `steps` times."""
-        for step in range(self.steps):
-            groups = self._mine[step * self._per_batch : (step + 1) * self._per_batch]
+        for groups in self._groups():
             user, item = self.dataset.read_groups(groups, ["user", "item"])
             yield user.astype(np.int64), item.astype(np.int64)
+
+    def _groups(self) -> Iterator[list[tuple[str, int]]]:
+        """The row groups of each batch."""
+        for step in range(self.steps):
+            yield self._mine[step * self._per_batch : (step + 1) * self._per_batch]
+
+
+class LabeledPairs(ExposurePairs):
+    """The pairs whose labels a model learns from or, as one that grew, has learned from on an earlier day."""
+
+    def __init__(self, dataset: Dataset, rank: int, world_size: int) -> None:
+        self._set_aside = bool(dataset.manifest.get("set_aside"))
+        super().__init__(dataset, rank, world_size, EXPOSED if self._set_aside else TRAINING_LABELED)
+
+    def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """As those of exposures."""
+        if not self._set_aside:
+            yield from super().batches()
+            return
+        for groups in self._groups():
+            user, item, label = self.dataset.read_groups(groups, ["user", "item", "label"])
+            labeled = label != UNCLEAR_LABEL
+            yield user[labeled].astype(np.int64), item[labeled].astype(np.int64)

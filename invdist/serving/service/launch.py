@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from invdist.runtime.errors import UserError
 from invdist.runtime.private_ray import LOOPBACK, free_port, new_environment
@@ -65,14 +66,27 @@ def running_service(
 
         name = f"invdist-{Path(run).resolve().name}"
         port = port or free_port(host)
-        if not own:  # a private Ray ends as a whole
-            stack.callback(serve.delete, name)
         try:
             serve.start(http_options={"host": host, "port": port})
+            if not own:  # a private Ray ends as a whole
+                host, port = _address_of_cluster()
+                if name in serve.status().applications:
+                    raise UserError(f"the cluster has an application {name} already: end the service that it is of")
+                stack.callback(serve.delete, name)
             serve.run(application(watcher, token, limits, replicas), name=name, route_prefix="/")
         except (RuntimeError, RayError) as error:
             raise UserError(f"the service did not start: {error}") from None
         yield Service(f"http://{f'[{host}]' if ':' in host else host}:{port}", file)
+
+
+def _address_of_cluster() -> tuple[str, int]:
+    """Where Serve of a cluster listens: where it was told to when it was started, whatever is asked for later."""
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client()
+    options = client.http_config
+    everywhere = options.host in (None, "", "0.0.0.0", "::")
+    return LOOPBACK if everywhere else options.host, options.port
 
 
 def read_or_make_token(file: Path) -> str:

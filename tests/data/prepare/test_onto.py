@@ -16,7 +16,8 @@ from invdist.cli import prepare as command
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.options import build_options
 from invdist.data.prepare.pipeline import prepare_log
-from invdist.data.schema import LABELED_SPLITS, SPLITS
+from invdist.data.schema import LABELED_SPLITS, SPLITS, TRAINING_LABELED
+from invdist.data.stream.exposures import LabeledPairs
 from invdist.runtime.errors import UserError
 
 Row = tuple[Any, Any, float]
@@ -95,15 +96,57 @@ def test_the_past_trains_and_only_today_validates(tmp_path: Path) -> None:
 
 
 def test_older_rows_can_stay_as_exposures(tmp_path: Path) -> None:
-    day(tmp_path, "monday", CLEAR)
-    grown = day(tmp_path, "tuesday", CLEAR[:8], "monday", keep=0, older="unclear")
+    """Labels that the model of the day before has learned from; those that only validated it are learned now."""
+    log = CLEAR + [(f"v{n}", f"i{n}", 5.0 if n % 2 else 1.0) for n in range(12)]
+    monday = day(tmp_path, "monday", log)
+    grown = day(tmp_path, "tuesday", log[:8], "monday", keep=0, older="unclear", replay=0)
     users = grown.raw_ids("users").to_pylist()
-    unclear = grown.read("unclear")["user"].to_pylist()
-    assert sorted(users[user] for user in unclear) == sorted(user for user, _, _ in CLEAR[8:])
+
+    def users_of(dataset: Dataset, *splits: str) -> set[str]:
+        return {users[user] for split in splits for user in dataset.read(split)["user"].to_pylist()}
+
+    today = {user for user, _, _ in log[:8]}
+    learned = users_of(monday, *TRAINING_LABELED) - today
+    validated = users_of(monday, "valid") - today
+    assert len(learned) > 3
+    assert len(validated) > 3
+    assert users_of(grown, "unclear") == learned
+    assert users_of(grown, *LABELED_SPLITS) == today | validated
+    assert users_of(grown, "valid") <= today
     # What the label was is still known, to score annotations by.
-    truth = dict(zip((users[user] for user in unclear), grown.read("truth")["truth"].to_pylist()))
-    assert truth == {user: float(RATINGS[rating]) for user, _, rating in CLEAR[8:]}
-    assert sum(grown.rows[split] for split in LABELED_SPLITS) == 8
+    unclear = [users[user] for user in grown.read("unclear")["user"].to_pylist()]
+    truth = dict(zip(unclear, grown.read("truth")["truth"].to_pylist(), strict=True))
+    assert truth == {user: float(RATINGS[rating]) for user, _, rating in log if user in learned}
+
+
+def test_a_share_of_the_older_labels_trains_again(tmp_path: Path) -> None:
+    """Each day another one, of all the labels that were learned from before; and none gets another label."""
+    log = [(n, n % 37, 5.0 if n % 3 else 1.0) for n in range(2000)]
+    first = day(tmp_path, "0", log)
+    new = {n: [(10_000 * n + m, m, 5.0 if m % 2 else 1.0) for m in range(20)] for n in (1, 2)}
+    again = []
+    for number in (1, 2):
+        grown = day(tmp_path, str(number), new[number], str(number - 1), keep=0, older="unclear", replay=0.3)
+        expected = {(u, i): RATINGS[r] for u, i, r in log}
+        users, items = (grown.raw_ids(entity).to_pylist() for entity in ("users", "items"))
+        trained = set()
+        for split in TRAINING_LABELED:
+            table = grown.read(split).to_pydict()
+            for user, item, label, when in zip(*(table[name] for name in ("user", "item", "label", "day"))):
+                if when == 0:
+                    assert expected[users[user], items[item]] == label
+                    trained.add(users[user])
+        again.append(trained)
+        counted = sum(len(user) for user, _ in LabeledPairs(grown, 0, 1).batches())
+        assert counted == 2000 + 20 * number - grown.rows["valid"], "labels of earlier days still count"
+    validated = set(first.read("valid")["user"].to_pylist())
+    assert validated <= again[0], "what validated the first model trains the second"
+    learned = [again[0] - validated, again[1]]
+    assert len(learned[0]) == pytest.approx(0.3 * (2000 - len(validated)), rel=0.15)
+    assert len(learned[1]) == pytest.approx(0.3 * 2000, rel=0.15)
+    assert len(learned[0] & learned[1]) == pytest.approx(0.3 * len(learned[0]), rel=0.35)
+    whole = day(tmp_path, "all", new[1], "2")  # every label is still there
+    assert sum(whole.rows[split] for split in LABELED_SPLITS) == 2040
 
 
 def test_an_unchanged_day_keeps_every_index(tmp_path: Path) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
+import signal
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +78,32 @@ class Client:
 
     def post(self, path: str, **fields: Any) -> Answered:
         return self.send("POST", path, json.dumps(fields))
+
+
+@contextmanager
+def served(command: Sequence[str | Path], **options: Any) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address and the process of a command that serves a run, killed at the end if it is still there."""
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )
+    try:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"serving \S+ on (http://\S+) \(token in", line):
+                break
+        else:
+            raise AssertionError("".join(said))
+        yield found.group(1), process
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="session")

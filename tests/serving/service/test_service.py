@@ -21,8 +21,9 @@ import invdist
 from invdist.bench._serve_client import Load, question
 from invdist.bench.serve import newest_checkpoint, questions_of
 from invdist.runtime import private_ray
+from tests.conftest import REPOSITORY
 from tests.runtime.test_private_ray import is_alive, listening
-from tests.serving.service.conftest import Client
+from tests.serving.service.conftest import Client, served
 
 pytestmark = pytest.mark.slow
 
@@ -77,30 +78,10 @@ def live(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     newest.rename(folder / "hidden")
     command = [sys.executable, "-m", "invdist", "serve", "--run", str(run), "--checkpoint", "last", "--port", "0"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    process = subprocess.Popen(
-        [*command, "--token-file", str(token)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    try:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if found := re.search(r"serving \S+ on (http://\S+) \(token in", line):
-                break
-        else:
-            raise AssertionError("".join(said))
+    with served([*command, "--token-file", token], env=environment) as (url, process):
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         Live.questions = questions  # type: ignore[attr-defined]
-        url = found.group(1)
         yield Live(run, folder / "hidden", newest, url, token.read_text(), process, _descendants(process.pid))
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _ask(live: Live, clients: int, seconds: float) -> Load:
@@ -196,3 +177,17 @@ def test_ctrl_c_ends_everything_that_was_started(live: Live) -> None:
     assert live.process.returncode == 130, rest
     assert "Traceback" not in rest
     assert [pid for pid in everything if is_alive(pid)] == []
+
+
+def test_the_launch_script_serves_the_newest_run_of_a_folder(trained_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained_run, tmp_path / "runs" / "gmf")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment["INVDIST_VENV"] = sys.prefix
+    command = ["bash", REPOSITORY / "launch" / "serve.sh", "--port", "0", "--replicas", "1", "--token-file", "token"]
+    with served(command, cwd=tmp_path, env=environment) as (url, process):
+        client = Client(int(url.rpartition(":")[2]), (tmp_path / "token").read_text())
+        expected = invdist.open_run(trained_run).score({"user": [1], "item": [5]})["score"].to_pylist()
+        assert client.post("/score", user=1, item=[5]).json["score"] == expected
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=90)
+        assert process.returncode == 130, rest
