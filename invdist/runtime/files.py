@@ -185,6 +185,11 @@ class Folder:
         with replacing(path, flush) as unfinished, self.filesystem.open_output_stream(str(unfinished)) as file:
             yield file
 
+    def flush(self) -> None:
+        """Has the disk keep the files of a local folder that were written without."""
+        for name in self.files() if self.local else ():
+            _flush(self._inside(name))
+
     def make(self) -> None:
         """Makes the folder and those above it, unless they are there."""
         self.filesystem.create_dir(self.path, recursive=True)

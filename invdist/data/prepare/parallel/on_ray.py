@@ -126,10 +126,11 @@ def _claimed(work: Folder, job: dict[str, Any]) -> Iterator[None]:
 
 
 def _finish(target: Folder, manifest: dict[str, Any]) -> None:
-    """Removes what killed writers have left, and writes the manifest: the data set is complete."""
+    """Removes what killed writers have left, flushes the rest, and writes the manifest: the data set is complete."""
     for folder in (target, *(target.child(name) for name in target.folders())):
         for name in folder.files():
             if name.endswith(UNFINISHED):
                 folder.filesystem.delete_file(f"{folder.path}/{name}")
+        folder.flush()
     with target.create(MANIFEST) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())

@@ -49,7 +49,7 @@ def write_shard(target: Folder, split: str, number: int, columns: dict[str, np.n
     entries = {}
     for name, path, table in shard_tables(split, number, columns):
         content, entries[name] = encode(path, table)
-        with target.child(name).create(path.rsplit("/", 1)[1]) as file:
+        with target.child(name).create(path.rsplit("/", 1)[1], flush=False) as file:
             file.write(content)
     positives = int(np.count_nonzero(columns["label"] == 1)) if "label" in columns else 0
     return {"rows": len(columns["user"]), "entries": entries, "positives": positives}
