@@ -161,6 +161,9 @@ class TrainingConfig(Section):
     """Stop after this many epochs without a better metric."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the dense part; embeddings and their optimizer stay fp32."""
+    compile: bool = False
+    """Compile the dense part with torch.compile where it is left to autograd: in bf16, with dropout, with exposure
+    vectors, `gmf` on GPUs, and backbones of your own. Not run on a GPU yet (docs/gpu.md)."""
     log_every: Count = 50
     """Steps between step events. Steps that choose a direction are all written, and flushed to disk this often."""
     ndcg_k: Count = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from invdist.embeddings.row_moves import Deltas, moved
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
 from invdist.models.backbone import Backbone
 from invdist.models.flat import FlatAdamW, flatten, views
+from invdist.runtime.errors import UserError
 
 
 @dataclass(slots=True)
@@ -50,6 +52,28 @@ class Recommender:
         self._dense = list(backbone.parameters())
         self._flat = flatten(self._dense)
         self._bf16 = precision == "bf16"
+        self.compiled: dict[str, float] = {}
+        """What is reported of `compile`."""
+
+    def compile(self, pairs: int) -> None:
+        """Compiles the dense part with torch.compile, once for any number of pairs.
+
+        What a backbone computes by hand is not compiled.
+        """
+        started = time.perf_counter()
+        self.backbone.compile(dynamic=True)
+        columns = self.backbone.columns + self.backbone.frozen_columns
+        rows = torch.zeros((2 * max(pairs, 2), columns), device=self.device, requires_grad=True)
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), self._autocast():
+                torch.autograd.grad(self.backbone.of_rows(rows).float().sum(), [rows, *self._dense])
+        except Exception as error:
+            said = str(error).strip().partition("\n")[0]
+            raise UserError(
+                f"training.compile: torch.compile failed, {type(error).__name__}: {said}; it needs a C++ compiler "
+                "(on a GPU, Triton). Set training.compile=false"
+            ) from error
+        self.compiled = {"compile_seconds": round(time.perf_counter() - started, 1)}
 
     def exchange(self, *groups: Pairs) -> Exchange:
         """Starts to find the owners of the rows of each group of pairs."""

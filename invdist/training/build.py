@@ -34,7 +34,10 @@ def build_model(
         **{name: value for section in sections for name, value in section},
         exposures=config.exposures,
     )
-    return build_recommender(spec, device, comm, vectors)
+    model = build_recommender(spec, device, comm, vectors)
+    if config.training.compile:
+        model.compile(batch_size(config) // comm.size)
+    return model
 
 
 def build_strategy(config: Config, dataset: Dataset, model: Recommender) -> Strategy:

@@ -166,7 +166,7 @@ class Trainer:
             plan=self.model.rows.layout.describe(),
             plan_stats=self.model.rows.plan_stats,
             dataset=self.dataset.summary,
-            environment={**environment(), "rows": native().said},
+            environment={**environment(), "rows": native().said, **self.model.compiled},
             rows_per_epoch=self._rows_per_epoch(),
             epochs=self._last_epoch,
         )

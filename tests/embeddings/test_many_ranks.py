@@ -29,7 +29,7 @@ def _layout(sharding: Any, ranks: int, monkeypatch: pytest.MonkeyPatch) -> tuple
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_every_row_is_found_at_its_owner(sharding: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards cover each table once (replicated: on every rank), and the route of an id leads to its shard."""
-    kinds = dict(zip(("user", "item"), sharding.split("/") * 2, strict=False))
+    kinds: dict[str, str] = dict(zip(("user", "item"), sharding.split("/") * 2, strict=False))
     layout, local_rows = _layout(kinds, ranks, monkeypatch)
     assert len(local_rows) == sum(shard.rows for shard in layout.on(0))
     assert local_rows.shape[1] == layout.width

@@ -17,6 +17,7 @@ from invdist.config.schema import ExposuresConfig
 from invdist.embeddings.exchange import Pairs
 from invdist.models.build import build_recommender, with_head
 from invdist.models.recommender import Recommender
+from invdist.runtime.errors import UserError
 from tests.embeddings.sharded import ITEMS, USERS, small_spec
 
 EXAMPLE = Path(__file__).with_name("third_party.py")
@@ -88,3 +89,30 @@ def test_its_separable_form_is_its_forward(head: bool) -> None:
 def test_the_documented_example_is_the_one_that_is_run(repository: Path) -> None:
     text = (repository / "docs" / "backbones.md").read_text()
     assert text.split("```python\n")[1].split("```")[0] in EXAMPLE.read_text()
+
+
+@pytest.mark.slow
+def test_compiled_it_gives_the_same() -> None:
+    """By torch.compile for the CPU: the same weights after some steps, batches of other sizes, and the same scores."""
+    plain, compiled = (build_recommender(small_spec(model="two_tower"), torch.device("cpu")) for _ in range(2))
+    compiled.compile(len(LABELS))
+    assert compiled.compiled["compile_seconds"] > 0
+    for _ in range(5):
+        assert _gamma_step(compiled) == pytest.approx(_gamma_step(plain), abs=1e-6)
+    torch.testing.assert_close(compiled.rows.local_rows, plain.rows.local_rows, rtol=0, atol=1e-6)
+    fewer = Pairs(PAIRS.user[:3], PAIRS.item[:3])
+    torch.testing.assert_close(compiled.score(fewer), plain.score(fewer), rtol=0, atol=1e-6)
+    assert compiled.backbone.state_dict().keys() == plain.backbone.state_dict().keys()
+
+
+def test_what_cannot_be_compiled_is_an_error_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_recommender(small_spec(model="two_tower"), torch.device("cpu"))
+
+    def fail(*args: object) -> torch.Tensor:
+        raise RuntimeError("no working compiler\nand more")
+
+    monkeypatch.setattr(model.backbone, "of_rows", fail)
+    with pytest.raises(
+        UserError, match=r"training\.compile: torch\.compile failed, RuntimeError: no working compiler;"
+    ):
+        model.compile(4)
