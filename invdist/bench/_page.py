@@ -308,17 +308,23 @@ def _growth(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator
     for name, sweep in sweeps.items():
         if sweep.get("left_out"):
             yield f"\nDid not fit the free memory of this machine: {sweep['left_out']} {_SWEEPS[name]}."
-    yield "\nWhat grows faster than in proportion (bold), and why:\n"
-    yield _WHY
+    yield from _explained(sweeps)
 
 
-_WHY = """- *Ranks* are processes on the cores of one machine. Beyond two they share cores: time grows with ranks per
-  core, and a rank that waits for one that does not run loses a time slice. For machines of their own, see the latencies
-  above.
-- *Table rows* should cost nothing: a step touches as many of them in any table. But rows of larger tables are less
-  often in the cache, and their pages less often in the TLB.
-- *Batch and columns*: the buffers of a step at 1,024 fit the second-level cache, those of 65,536 pairs (16 MB for the
-  rows of GMF) do not: every pass over them reads slower memory."""
+def _explained(sweeps: Mapping[str, Any]) -> Iterator[str]:
+    """What the measurements themselves say of growth that is faster than in proportion."""
+    fits = [f"{kind}_{fit}" for kind in ("plain", "ig") for fit in ("exponent", "last")]
+    fast = [name for name, sweep in sweeps.items() if any(sweep.get(fit, 0) > SUPERLINEAR for fit in fits)]
+    yield "\nBold: faster than in proportion.\n" if fast else "\nNothing grows faster than in proportion."
+    for name in fast:
+        if name == "ranks":
+            most, ms = sweeps[name]["sizes"][-1], sweeps[name]["plain_ms"]
+            yield (
+                f"- *Ranks* are processes on the cores of this machine. The plain steps of {most} ranks, one after the "
+                f"other on one core, would take {most * ms[0]:.3g} ms; together they take {ms[-1]:.3g} ms."
+            )
+        else:
+            yield f"- *{_SWEEPS[name].capitalize()}*: the cause was not measured."
 
 
 def _speed(speed: float | None, times: float | None) -> str:
