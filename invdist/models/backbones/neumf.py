@@ -52,7 +52,7 @@ class NeuMF(Backbone):
         return _Logits.apply(rows, self.dim, self.bias, *self.parameters())
 
     def takes_distinct_rows(self) -> bool:
-        return row_moves.kernels() is not None and not (self.training and self.dropout.p > 0)
+        return row_moves.kernels_for(self.output.weight) is not None and not (self.training and self.dropout.p > 0)
 
     def of_distinct_rows(self, rows: Tensor, pieces: UniqueRows) -> Tensor:
         return _DistinctLogits.apply(rows, pieces, self.dim, self.bias, *self.parameters())
