@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.optim.adamw import adamw
 
 from invdist.embeddings.row_moves import gather_rows, kernels_for, store_rows, zeros_beside
@@ -98,8 +99,12 @@ class Adam(_Base):
             self._update(local_rows, some, of_some)
 
     def _update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
-        tables = (local_rows, self.state["m"], self.state["v"])
-        gathered = [gather_rows(table, rows) for table in tables]
+        # On the CPU the fused kernel rounds what is left after whole vectors (16 values) in another way. With whole
+        # vectors only, a row of a replicated table has the same bits on all ranks, wherever it is in their lists.
+        tables, count = (local_rows, self.state["m"], self.state["v"]), len(rows)
+        added = -count % 4 if rows.device.type == "cpu" else 0
+        filled, gradient = (pad(rows, (0, added)), pad(gradient, (0, 0, 0, added))) if added else (rows, gradient)
+        gathered = [gather_rows(table, filled) for table in tables]
         if not self.groups:
             self._adamw([*gathered, gradient], self.gamma, self.eps)
         else:
@@ -109,7 +114,7 @@ class Adam(_Base):
                 self._adamw(part, group.gamma, group.eps)
             gathered = [torch.cat(part, 1) for part in parts[:3]]
         for table, value in zip(tables, gathered, strict=True):
-            store_rows(table, rows, value)
+            store_rows(table, rows, value[:count])
 
     def _adamw(self, gathered: Sequence[Tensor], gamma: float, eps: float) -> None:
         """One step of gathered (values, m, v) by their gradient, with the same kernel as the dense parameters."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from invdist.embeddings import row_moves
 from invdist.embeddings.row_optimizers import Adam, ColumnGroup
 
 ROWS, COLUMNS, SPLIT = 3000, 20, 12
@@ -66,3 +68,22 @@ def test_without_groups_it_is_one_group_to_the_bit() -> None:
         optimizer.update(table, torch.arange(ROWS), whole.grad)
         reference.step()
     assert torch.equal(table, whole.data)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_row_moves_alike_wherever_it_is_in_the_list(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have the rows of a replicated table in lists of different lengths, and must end with the same bits."""
+    if not compiled:
+        monkeypatch.setattr(row_moves, "reads_are_free", lambda device: False)
+    torch.manual_seed(2)
+    gradients = torch.randn(3, 200, 4) * 0.1
+    found = []
+    for at_once in (200, 1, 3, 7):
+        table = torch.randn(200, 4, generator=torch.Generator().manual_seed(3))
+        optimizer = Adam(table, gamma=0.01, eps=1e-8, **SHARED)
+        for step, gradient in enumerate(gradients):
+            for rows in torch.arange(200).split(at_once):
+                optimizer.steps = step
+                optimizer.update(table, rows, gradient[rows])
+        found.append(table)
+    assert all(torch.equal(found[0], other) for other in found[1:])
