@@ -19,7 +19,7 @@ _SMALL = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "64", "--
 
 @pytest.mark.slow
 def test_weak_scaling_and_latency(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["ranks", *_SMALL, "--parts", "weak", "latency", "--world-size", "3", "--latency", "40"]
+    arguments = ["ranks", *_SMALL, "--parts", "weak", "latency", "--world-size", "3", "--latency", "100"]
     assert bench.main(arguments) == 0
     figures = json.loads(capsys.readouterr().out)
     for suffix in ("64", "64_ig"):
@@ -28,8 +28,8 @@ def test_weak_scaling_and_latency(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < alone < 1000
     assert [(row["ranks"], row["method"]) for row in figures["latency"]] == [(3, "plain"), (3, "ig")]
     for row in figures["latency"]:
-        assert row["modelled_ms"] == pytest.approx(row["step_ms"] - (row["waits"] - row["modelled_waits"]) * 40)
-        # Each message that a step waits for costs its latency. Other load makes it more, never less.
+        assert row["modelled_ms"] == pytest.approx(row["step_ms"] - (row["waits"] - row["modelled_waits"]) * 100)
+        # Each message that a step waits for costs its latency; half of one is for other load on the machine.
         assert row["waits"] > row["modelled_waits"] - 0.5
 
 

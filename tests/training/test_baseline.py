@@ -66,7 +66,8 @@ def test_every_run_ends_with_the_means_beside_the_model(tiny_data: Path, tmp_pat
         assert alone["means"][split]["auc"] == pytest.approx(learned[0]["means"][split]["auc"], abs=1e-9)
     events = [json.loads(line) for line in (tmp_path / "none" / "metrics.jsonl").read_text().splitlines()]
     # One epoch with gamma 1e-3 on 3,600 interactions learns next to nothing.
-    (warning,) = [event["message"] for event in events if event["event"] == "warning"]
+    of_ranks, warning = [event["message"] for event in events if event["event"] == "warning"]
+    assert "2 workers on one machine" in of_ranks
     assert "of user and item means" in warning
     assert "larger optimizer.gamma (0.01, now 0.001)" in warning
 
