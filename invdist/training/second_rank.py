@@ -1,6 +1,6 @@
 """Whether further CPU ranks on one host pay: a model of the time of a step, fitted to measurements.
 
-    step(B, R) = (B / R) * pair + [R > 1] * (B / R) * columns * CARRIED + (R - 1) * EXCHANGE
+    step(B, R) = (B / R) * pair + [R > 1] * (B / R) * columns * CARRIED + (R - 1) * (EXCHANGE + weights * REDUCED)
 
 B is the batch of all ranks, R their number, `pair` what a pair costs to compute. A rank takes over computing, and
 brings messages that every step waits for. `invdist bench ranks --parts crossover` measures both; docs/benchmarks.md has
@@ -17,8 +17,8 @@ from invdist.embeddings.comm import Comm
 from invdist.embeddings.shared_memory import SharedMemoryComm
 from invdist.models.backbone import Backbone
 
-EXCHANGE_US = 690.0
-"""What the messages of a step cost, however small they are."""
+EXCHANGE_US, REDUCED_US = 950.0, 0.025
+"""What the messages of a step cost, however small they are, and for each dense weight, whose gradient is summed."""
 CARRIED_US = 0.0037
 """What a column of a pair's rows costs on its way to its rank and back."""
 COLUMN_US, WEIGHT_US = 0.01, 1e-4
@@ -38,6 +38,11 @@ class StepCost:
         return cls(backbone.columns, sum(parameter.numel() for parameter in backbone.parameters()))
 
     @property
+    def exchange_us(self) -> float:
+        """Microseconds that the messages of a further rank cost, whatever the batch."""
+        return EXCHANGE_US + self.weights * REDUCED_US
+
+    @property
     def pair_us(self) -> float:
         """Microseconds that a pair is computed."""
         return self.columns * COLUMN_US + self.weights * WEIGHT_US
@@ -46,7 +51,7 @@ class StepCost:
         """Microseconds of a step, beyond what every step costs."""
         own = batch / ranks
         carried = own * self.columns * CARRIED_US if ranks > 1 else 0.0
-        return own * self.pair_us + carried + (ranks - 1) * EXCHANGE_US
+        return own * self.pair_us + carried + (ranks - 1) * self.exchange_us
 
     def pays(self, batch: int, ranks: int) -> bool:
         """Whether so many ranks on one host take less time for a step than one."""
@@ -55,7 +60,7 @@ class StepCost:
     def least_batch(self, ranks: int) -> int | None:
         """The smallest batch at which they do; None: they never do."""
         saved = self.pair_us * (1 - 1 / ranks) - self.columns * CARRIED_US / ranks
-        return int((ranks - 1) * EXCHANGE_US / saved) + 1 if saved > 0 else None
+        return int((ranks - 1) * self.exchange_us / saved) + 1 if saved > 0 else None
 
     def best_ranks(self, batch: int, most: int) -> int:
         """The number of ranks, up to `most`, with the shortest step."""
