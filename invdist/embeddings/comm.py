@@ -87,6 +87,14 @@ class Comm:
         """Memory for `[rows, width]` values that `all_to_all` sends without another copy, if it is called next."""
         return like.new_empty((rows, width))
 
+    def share(self, tensor: Tensor) -> list[Tensor] | None:
+        """Moves a matrix of each rank to memory that all ranks can read. Gives all of them, by rank.
+
+        The memory of `tensor` is given back. None where ranks share no memory: nothing is moved.
+        """
+        del tensor
+        return None
+
     tells_sizes = False
     """Whether `all_to_all` may be called without `recv_rows`: `Pending.use` then gets one part per rank, of the size
     that was sent."""

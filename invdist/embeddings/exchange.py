@@ -68,6 +68,8 @@ class Route:
     """The distinct pieces that owners are asked for, by key (`RowLocator`); None if this rank has all."""
     copies: Copies | None = None
     """The distinct pieces of replicated tables, if there are several ranks."""
+    keys: Tensor | None = None
+    """The key of each piece of the batch that owners are asked for: ranks that share memory read it themselves."""
     joint_places: Tensor | None = None
     """Where the answer to all groups has each distinct piece; None: it has no others."""
     distinct: bool = False
@@ -113,6 +115,7 @@ class Exchange:
         self._pairs = [len(group.user) for group in groups]
         self._counts: Pending | None = None
         self._ids: Pending | None = None
+        self._joint: list[Tensor] = []
         self.routes: list[Route] = []
         if comm.size == 1:
             self._keys = [locate(group) for group in groups]
@@ -120,13 +123,14 @@ class Exchange:
         # A column for the pieces of each group that owners are asked for, then one for those in replicated tables.
         keys = {kind: [locate(group, replicated=kind) for group in groups] for kind in locate.kinds}
         self._asks, self._held = len(keys.get(False, ())), keys.get(True)
+        self._asked_keys = keys.get(False, [])
         self._columns = [UniqueRows.of(each) for of_kind in keys.values() for each in of_kind]
         asked, copied = self._columns[: self._asks], self._columns[self._asks :]
         counts = [torch.diff(each.below(locate.edges)) for each in asked]
         counts += [each.below(locate.edges[1:2]).expand(comm.size) for each in copied]
         self._sent = torch.stack(counts, 1)  # [ranks, columns]
         if comm.tells_sizes:
-            self._send_ids(comm.to_host(self._sent))
+            self._send_ids_with_sizes()
         else:
             each = [len(counts)] * comm.size
             self._counts = comm.all_to_all(self._sent.view(-1), each, each)
@@ -154,7 +158,6 @@ class Exchange:
         self._columns = [column.first(total) for column, total in zip(self._columns, totals, strict=True)]
         ids = [column.rows % self._locate.stride for column in self._columns[:asks]]
         ids += [(column.rows - self._locate.first_copy).repeat(ranks) for column in self._columns[asks:]]
-        self._joint: list[Tensor] = []
         if len(ids) == 1:
             send = ids[0]
         else:
@@ -164,21 +167,34 @@ class Exchange:
                 send.index_copy_(0, place, each)
             if asks > 1:
                 self._joint = places if asks == len(ids) else joint_places(self._sent[:, :asks], totals[:asks])
-        if not self._comm.tells_sizes:
-            self._ids = self._comm.all_to_all(send, in_message, self._sizes[1].sum(1).tolist())
-            return
-        with_counts = zip(self._sent, send.split(in_message), strict=True)
-        send = torch.cat([part for counts_and_ids in with_counts for part in counts_and_ids])
-        self._ids = self._comm.all_to_all(send, [len(ids) + rows for rows in in_message])
+        self._ids = self._comm.all_to_all(send, in_message, self._sizes[1].sum(1).tolist())
 
-    def _receive_ids(self) -> Tensor:
+    def _send_ids_with_sizes(self) -> None:
+        """Sends each rank the sizes of all columns, and the ids in them."""
+        asks, ranks, sizes = self._asks, self._comm.size, self._sent.tolist()
+        by_column = [
+            (column.rows & (self._locate.stride - 1)).split([of_rank[number] for of_rank in sizes])
+            for number, column in enumerate(self._columns[:asks])
+        ]
+        by_column += [(column.rows - self._locate.first_copy,) * ranks for column in self._columns[asks:]]
+        parts = [part for each in zip(self._sent, *by_column, strict=True) for part in each]
+        in_message = [len(self._columns) + sum(of_rank) for of_rank in sizes]
+        buffer = self._comm.send_buffer(sum(in_message), 1, self._sent).view(-1)
+        self._ids = self._comm.all_to_all(torch.cat(parts, out=buffer), in_message)
+
+    def _receive_ids_with_sizes(self) -> list[Tensor]:
+        """The ids of each column, by the rank that asks."""
         assert self._ids is not None
-        if not self._comm.tells_sizes:
-            return self._ids.wait()
-        columns = len(self._columns)
-        parts = self._ids.use(lambda parts: [part.clone() for part in parts])
-        self._receive_sizes(torch.stack([part[:columns] for part in parts]))
-        return torch.cat([part[columns:] for part in parts])
+
+        def read(parts: list[Tensor]) -> list[Tensor]:
+            columns = len(self._columns)
+            received = [part[:columns].tolist() for part in parts]
+            self._received = torch.tensor(received)
+            self._sizes = np.stack([self._sent.numpy(), self._received.numpy()])
+            ids = [part[columns:].split(sizes) for part, sizes in zip(parts, received, strict=True)]
+            return [torch.cat(by_rank) for by_rank in zip(*ids, strict=True)]
+
+        return self._ids.use(read)
 
     def finish(self) -> Exchange:
         """Receives the ids that are asked of this rank."""
@@ -187,8 +203,13 @@ class Exchange:
         if self._comm.size == 1:
             self.routes = [Route(pairs, keys, held=keys) for pairs, keys in zip(self._pairs, self._keys, strict=True)]
             return self
+        if self._comm.tells_sizes:
+            requested = self._receive_ids_with_sizes()
+            self.routes = [self._route(group, requested) for group in range(len(self._pairs))]
+            return self
         self.advance()
-        requested = [self._receive_ids()]
+        assert self._ids is not None
+        requested = [self._ids.wait()]
         self.joint_requested = requested[0]
         if len(self._columns) > 1:
             places = joint_places(self._received, self._sizes[1].sum(0).tolist())
@@ -205,6 +226,7 @@ class Exchange:
         if self._asks:
             asked = {
                 "asked": columns[group],
+                "keys": self._asked_keys[group],
                 "joint_places": self._joint[group] if self._joint else None,
                 "sent": self._sizes[0, :, group].tolist(),
                 "received": self._sizes[1, :, group].tolist(),

@@ -70,6 +70,20 @@ i64 gather(const float *table, i64 rows, i64 width, const i64 *index, i64 n, flo
     return -1;
 }
 
+// out = tables[key >> shift][the lower bits of key]
+i64 gather_keys(const float *const *tables, const i64 *rows, i64 count, i64 shift, i64 width, const i64 *key, i64 n,
+                float *out) {
+    i64 mask = ((i64)1 << shift) - 1;
+    for (i64 i = 0; i < n; i++) {
+        i64 table = key[i] >> shift, row = key[i] & mask;
+        if ((u64)table >= (u64)count || row >= rows[table]) return i;
+        if (i + AHEAD < n && (u64)(key[i + AHEAD] >> shift) < (u64)count)
+            prefetch(tables[key[i + AHEAD] >> shift] + (key[i + AHEAD] & mask) * width, width);
+        memcpy(out + i * width, tables[table] + row * width, width * sizeof(float));
+    }
+    return -1;
+}
+
 // Rows that came from several ranks: those of part p are rows edges[p] to edges[p + 1] of the whole.
 typedef struct {
     const float *const *parts;
@@ -152,6 +166,21 @@ void places(const i64 *given, i64 given_count, const i64 *wanted, const i64 *ord
         i64 end = s + 1 < count ? starts[s + 1] : n;
         for (i64 j = starts[s]; j < end; j++) out[order[j]] = place;
     }
+}
+
+// The keys of ids of a table that is cut into blocks of rows: ids[i] + bases[owner of its row]. The row of an id is
+// id * multiplier % rows.
+i64 locate(const i64 *ids, i64 n, i64 block, const i64 *bases, i64 multiplier, i64 rows, i64 *out) {
+    double per_block = 1.0 / (double)block;
+    for (i64 i = 0; i < n; i++) {
+        i64 id = ids[i];
+        if ((u64)id >= (u64)rows) return i;
+        if (multiplier != 1) id = id * multiplier % rows;
+        i64 owner = (i64)((double)id * per_block);
+        owner += (id >= (owner + 1) * block) - (id < owner * block);
+        out[i] = id + bases[owner];
+    }
+    return -1;
 }
 
 // rows[i] += c * values[index[i]] where the index is not -1

@@ -32,11 +32,13 @@ class Kernels:
         self._inverse = function("inverse", p, p, i, i, p, gives=None)
         self._gather = function("gather", p, i, i, p, i, p)
         self._gather_parts = function("gather_parts", p, p, i, p, i, p, gives=None)
+        self._gather_keys = function("gather_keys", p, p, i, i, i, p, i, p)
         self._sum = function("sum_segments", p, p, i, p, p, i, i, _FLOAT, p, gives=None)
         self.wait_for = function("wait_for", p, i, i, gives=ctypes.c_int)
         """Whether the word at an address became a number within some microseconds."""
         self._add = function("add_rows", p, i, i, p, i, p, _FLOAT)
         self._places = function("places", p, i, p, p, p, i, i, p, gives=None)
+        self._locate = function("locate", p, i, i, p, i, i, p)
         self._add_indexed = function("add_indexed", p, i, i, p, p, _FLOAT, gives=None)
         self._square_sum = function("square_sum", p, i, gives=_DOUBLE)
         self._dual_loss = function("dual_loss", p, i, p, gives=None)
@@ -71,6 +73,17 @@ class Kernels:
         out = table.new_empty((len(index), width)) if out is None else out
         index = index.contiguous()
         _check(self._gather(table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr()), index, rows)
+        return out
+
+    def gather_keys(self, tables: Sequence[Tensor], row_bits: int, keys: Tensor, out: Tensor) -> Tensor:
+        """The rows of keys, which have the number of a table above its `row_bits` and a row of it below."""
+        width, count = tables[0].shape[1], len(tables)
+        places = (_POINTER * count)(*(table.data_ptr() for table in tables))
+        rows = (_INT * count)(*(len(table) for table in tables))
+        wrong = self._gather_keys(places, rows, count, row_bits, width, keys.data_ptr(), len(keys), out.data_ptr())
+        if wrong != -1:
+            owner, row = divmod(int(keys[wrong]), 1 << row_bits)
+            raise IndexError(f"row {row} of rank {owner}: there are {count} ranks with {list(rows)} rows")
         return out
 
     def gather_parts(self, parts: Sequence[Tensor], index: Tensor, out: Tensor | None = None) -> Tensor:
@@ -109,6 +122,15 @@ class Kernels:
         out = torch.empty_like(order)
         distinct = (given.data_ptr(), len(given), wanted.data_ptr(), order.data_ptr(), starts.data_ptr())
         self._places(*distinct, len(starts), len(order), out.data_ptr())
+        return out
+
+    def locate(self, ids: Tensor, block: int, bases: Tensor, multiplier: int, rows: int) -> Tensor:
+        """The keys of ids of a table cut into blocks of rows; see `RowLocator`."""
+        ids = ids.contiguous()
+        out = torch.empty_like(ids)
+        wrong = self._locate(ids.data_ptr(), len(ids), block, bases.data_ptr(), multiplier, rows, out.data_ptr())
+        if wrong != -1:
+            raise IndexError(f"id {int(ids[wrong])} of a table with {rows} rows")
         return out
 
     def add_indexed(self, rows: Tensor, index: Tensor, values: Tensor, c: float) -> None:

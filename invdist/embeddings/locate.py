@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from invdist.embeddings.kernels import kernels
 from invdist.embeddings.tables import Layout
 
 
@@ -34,7 +35,9 @@ class RowLocator:
     def __init__(self, layout: Layout, size: int, device: torch.device, rank: int = 0) -> None:
         self.pieces = layout.tables[0].columns // layout.width
         """Pieces of a row: column shards, or 1."""
-        self.stride = 1 + max(shard.base + shard.rows for shard in layout.shards)
+        self.row_bits = max(shard.base + shard.rows for shard in layout.shards).bit_length()
+        """Bits of a key that have the local row; the bits above have its owner."""
+        self.stride = 1 << self.row_bits
         """More than the local rows of any rank."""
         self.edges = torch.arange(size + 1, device=device) * self.stride
         """The first key of each owner, and the end."""
@@ -65,10 +68,13 @@ class RowLocator:
         on this rank.
         """
         keys = []
+        compiled = kernels() if pairs.user.device.type == "cpu" else None
         for ids, kind, (block, bases, multiplier, rows) in zip(pairs, self._replicated, self._places, strict=True):
             if replicated not in (None, kind):
                 continue
-            if block:
+            if block and compiled is not None:
+                keys.append(compiled.locate(ids, block, bases, multiplier, rows))
+            elif block:
                 if multiplier != 1:
                     ids = torch.remainder(ids * multiplier, rows)
                 keys.append(ids + bases.index_select(0, torch.div(ids, block, rounding_mode="floor")))

@@ -61,6 +61,16 @@ def gather_rows(table: Tensor, rows: Tensor, out: Tensor | None = None) -> Tenso
     return found if out is None else out.copy_(found)
 
 
+def gather_keys(tables: Sequence[Tensor], row_bits: int, keys: Tensor, out: Tensor) -> Tensor:
+    """The rows of keys, which have the number of a table above its `row_bits` and a row of it below."""
+    if (compiled := kernels_for(tables[0])) is not None:
+        return compiled.gather_keys(tables, row_bits, keys, out)
+    for number, table in enumerate(tables):
+        here = (keys >> row_bits == number).nonzero().view(-1)
+        out.index_copy_(0, here, table.index_select(0, keys.index_select(0, here) & ((1 << row_bits) - 1)))
+    return out
+
+
 def gather_parts(parts: Sequence[Tensor], rows: Tensor, out: Tensor | None = None) -> Tensor:
     """`torch.cat(parts)[rows]`, in `out` if given."""
     if (compiled := kernels_for(parts[0])) is not None:
@@ -114,10 +124,10 @@ class Deltas:
     values: Tensor
     index: Tensor
 
-    def dense(self) -> Tensor:
-        """As a matrix: `[m, width]`."""
+    def dense(self, out: Tensor | None = None) -> Tensor:
+        """As a matrix: `[m, width]`, in `out` if given."""
         zeros = self.values.new_zeros((1, self.values.shape[1]))
-        return gather_parts([self.values, zeros], torch.where(self.index < 0, len(self.values), self.index))
+        return gather_parts([self.values, zeros], torch.where(self.index < 0, len(self.values), self.index), out)
 
     def add_to(self, rows: Tensor, c: float | Tensor) -> Tensor:
         """`rows + c * deltas`, in the memory of `rows` where that is faster."""

@@ -89,6 +89,21 @@ class SharedMemoryComm(Comm):
             self._pids.append(pid)
             self._wakes.append(os.open(f"/proc/{pid}/fd/{wake}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
+    def share(self, tensor: Tensor) -> list[Tensor] | None:
+        """As `Comm.share`."""
+        mine = _Buffer.new(max(tensor.nbytes, 1))
+        mine.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.view(-1))
+        said: list[Any] = [None] * self.size
+        dist.all_gather_object(said, (mine.fd, mine.size, tuple(tensor.shape)), group=self.group)
+        tensor.untyped_storage().resize_(0)
+        shared = []
+        for rank, (fd, size, shape) in enumerate(said):
+            buffer = mine if rank == self.rank else _Buffer.open(self._pids[rank], fd, size)
+            shared.append(buffer.tensor(tensor.dtype, 0, math.prod(shape)).view(shape))
+        self.barrier()  # all have opened them: file descriptors are numbers that are used again
+        os.close(mine.fd)
+        return shared
+
     tells_sizes = True
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int] | None = None) -> Pending:

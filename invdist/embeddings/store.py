@@ -6,8 +6,9 @@ size of the tables.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,10 +17,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from invdist.embeddings.comm import Comm, Pending
+from invdist.embeddings.comm import Comm, Pending, T
 from invdist.embeddings.exchange import Copies, Exchange, Route
 from invdist.embeddings.locate import Pairs, RowLocator
-from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_parts, gather_rows, square_sum
+from invdist.embeddings.row_moves import (
+    Deltas,
+    UniqueRows,
+    add_rows,
+    gather_keys,
+    gather_parts,
+    gather_rows,
+    square_sum,
+)
 from invdist.embeddings.row_optimizers import RowOptimizer
 from invdist.embeddings.tables import Layout, ShardedTables
 from invdist.runtime.process import use_huge_pages
@@ -52,7 +61,9 @@ class EmbeddingStore:
         self.layout: Layout = tables.layout
         self._replicated, self._whole_rows = self.layout.replicated, self.layout.whole_rows
         self._copied = [shard for shard in self.layout.on(comm.rank) if shard.table in self._replicated]
-        self.local_rows = use_huge_pages(tables.local_rows)
+        self._of_ranks = comm.share(tables.local_rows)
+        self.local_rows = use_huge_pages(tables.local_rows) if self._of_ranks is None else self._of_ranks[comm.rank]
+        self._written: Pending | None = None
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
         self.changed: Tensor | None = None
@@ -113,11 +124,46 @@ class EmbeddingStore:
                 self._whole(gather_rows(self.local_rows, r.unique.rows if r.distinct else _present(r.held)))
                 for r in routes
             ]
+        if self._of_ranks is not None:
+            self._wait_until_written()
+            return [self._whole(self._read(route, self._of_ranks)) for route in routes]
         wanted = exchange.joint_requested
         answer = self.comm.send_buffer(len(wanted), self.layout.width, self.local_rows)
         gather_rows(self.local_rows, wanted, out=answer)
         arriving = self._send(answer, exchange.received, exchange.sent)
         return arriving.use(lambda parts: [self._whole(self._pieces(parts, route)) for route in routes])
+
+    # Ranks that share memory read each other's rows. No rank reads rows that are being written: a step writes when it
+    # has the gradients of all ranks, which have read by then, and the next step reads when all ranks have written.
+
+    def _tell_written(self) -> Pending:
+        """An empty message: this rank has written its rows."""
+        nothing = [0] * self.comm.size
+        return self.comm.all_to_all(self.local_rows.new_empty(0), nothing, nothing)
+
+    def _wait_until_written(self) -> None:
+        written, self._written = self._written or self._tell_written(), None
+        written.wait()
+
+    @contextlib.contextmanager
+    def rewriting(self) -> Iterator[None]:
+        """All rows get other values inside, on every rank."""
+        if self._of_ranks is not None:
+            self.comm.barrier()
+        self._written = None
+        yield
+
+    def _read(self, route: Route, of_ranks: Sequence[Tensor]) -> Tensor:
+        """The pieces of a batch, where this rank can read those of all ranks."""
+        keys, held = _present(route.asked).rows if route.distinct else _present(route.keys), route.held
+        pieces = self.local_rows.new_empty((len(keys) + (0 if held is None else len(held)), self.layout.width))
+        asked, own = self._asked_and_held(pieces, route)
+        gather_keys(of_ranks, self._locate.row_bits, keys, out=asked)
+        if self._bf16:
+            asked.copy_(asked.bfloat16())
+        if held is not None:
+            gather_rows(self.local_rows, held, out=own)
+        return pieces
 
     def _repeats(self, route: Route) -> bool:
         """Whether rows repeat so often in a group that it is worth to have each once."""
@@ -191,7 +237,9 @@ class EmbeddingStore:
             deltas = Deltas(update.values, update.unique.places_of(own))
             return deltas if self._whole_rows else _each(self._whole(deltas.dense()))
         places = update.unique.places_of(route.unique)[: sum(route.received)]
-        arrived = self.comm.all_to_all(Deltas(update.values, places).dense(), route.received, route.sent).wait()
+        buffer = self.comm.send_buffer(len(places), self.layout.width, update.values)
+        changes = Deltas(update.values, places).dense(out=buffer)
+        arrived = self.comm.all_to_all(changes, route.received, route.sent).wait()
         if not self._whole_rows:
             return _each(self._whole(gather_rows(arrived, route.answer_index)))
         if route.copies is None:
@@ -208,6 +256,7 @@ class EmbeddingStore:
         """Adds `scale * update` to the rows it touches; nothing where the scale is 0."""
         if not isinstance(scale, float) or scale:
             self._note_changed(update.unique.rows)
+            self._written = None
         add_rows(self.local_rows, update.unique.rows, update.values, scale)
 
     @torch.no_grad()
@@ -215,6 +264,8 @@ class EmbeddingStore:
         """One optimizer step on the touched rows."""
         self._note_changed(gradient.unique.rows)
         self.optimizer.update(self.local_rows, gradient.unique.rows, gradient.values)
+        if self._of_ranks is not None:
+            self._written = self._tell_written()
 
     def square_sum(self, rows: Tensor, squares: Tensor) -> Tensor:
         """Completes per-row sums over the column shards of each table, here and on the other owners."""
@@ -289,9 +340,9 @@ def _each(deltas: Tensor) -> Deltas:
     return Deltas(deltas, torch.arange(len(deltas), device=deltas.device))
 
 
-def _present(index: Tensor | None) -> Tensor:
-    assert index is not None
-    return index
+def _present(value: T | None) -> T:
+    assert value is not None
+    return value
 
 
 def _mix(*numbers: int) -> int:

@@ -51,6 +51,7 @@ class Recommender:
         self.device = rows.local_rows.device
         self._dense = list(backbone.parameters())
         self._flat = flatten(self._dense)
+        self._odd = torch.arange(1, 2 * len(self._flat), 2, device=self.device)
         self._bf16 = precision == "bf16"
         self.compiled: dict[str, float] = {}
         """What is reported of `compile`."""
@@ -226,8 +227,7 @@ class Recommender:
         """A number of the bits of the dense parameters: equal on replicas, and exact in float64 on any device."""
         bits = self._flat.view(torch.int32).long()
         # Odd factors by position, so that exchanged values are seen; int64 products and sums wrap around.
-        factors = torch.arange(1, 2 * len(bits), 2, device=bits.device)
-        return (bits * factors).sum().remainder(1 << 52).double()
+        return (bits * self._odd).sum().remainder(1 << 52).double()
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()

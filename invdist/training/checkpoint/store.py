@@ -286,7 +286,8 @@ class CheckpointStore(CheckpointFolder):
         self._base = ""  # of rows that are no longer there
         older = [other for other in reversed(self.intact()) if other.step < info.step] if fallback else []
         for candidate in [info, *older]:
-            outcome = _attempt(lambda candidate=candidate: restore(candidate, model, strategy, by_id))
+            with model.rows.rewriting():
+                outcome = _attempt(lambda candidate=candidate: restore(candidate, model, strategy, by_id))
             messages = self._ranks.gather({**outcome, "path": candidate.path})
             if len({message["path"] for message in messages}) > 1:
                 raise UserError(f"the ranks do not see the same checkpoints in {self.folder}; {_SHARE}")
