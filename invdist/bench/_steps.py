@@ -83,9 +83,14 @@ def wait_for_device(device: torch.device) -> None:
 
 
 def memory_mb(kind: str) -> float:
-    """Memory of this process: `VmRSS` now, `VmHWM` at its peak."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(f"{kind}:"))
+    """Memory of this process: `VmRSS` now, `VmHWM` at its peak. What several ranks share is divided among them."""
+
+    def kilobytes(file: str, name: str) -> int:
+        with open(f"/proc/self/{file}") as lines:
+            return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+    of_others = kilobytes("status", "RssShmem") - kilobytes("smaps_rollup", "Pss_Shmem")
+    return (kilobytes("status", kind) - of_others) / 1024
 
 
 def forget_peak() -> None:

@@ -172,10 +172,11 @@ class Exchange:
     def _send_ids_with_sizes(self) -> None:
         """Sends each rank the sizes of all columns, and the ids in them."""
         asks, ranks, sizes = self._asks, self._comm.size, self._sent.tolist()
-        by_column = [
-            (column.rows & (self._locate.stride - 1)).split([of_rank[number] for of_rank in sizes])
-            for number, column in enumerate(self._columns[:asks])
-        ]
+        of_columns = list(zip(*sizes, strict=True))
+        totals = [sum(each) if number < asks else each[0] for number, each in enumerate(of_columns)]
+        self._columns = [column.first(total) for column, total in zip(self._columns, totals, strict=True)]
+        asked = zip(self._columns[:asks], of_columns, strict=False)
+        by_column = [(column.rows & (self._locate.stride - 1)).split(each) for column, each in asked]
         by_column += [(column.rows - self._locate.first_copy,) * ranks for column in self._columns[asks:]]
         parts = [part for each in zip(self._sent, *by_column, strict=True) for part in each]
         in_message = [len(self._columns) + sum(of_rank) for of_rank in sizes]

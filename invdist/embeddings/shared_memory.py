@@ -2,7 +2,8 @@
 
 Gloo moves every message through TCP on the loopback interface: four copies and two wake-ups. Here the sender writes
 its message into a shared buffer (`send_buffer`), or copies it there, and the receiver reads its parts in place (`use`),
-or copies them out. Gloo is used once, to find each other.
+or copies them out. Gloo is used once, to find each other. Tables are in shared memory too (`share`): a rank reads the
+rows of the others where they are.
 
 Every rank has a *board*, a ring of one line per message:
 

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from invdist.embeddings import row_moves
 from invdist.embeddings.kernels import SOURCE, kernels
-from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_rows, square_sum
+from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_keys, gather_rows, square_sum
 from invdist.embeddings.row_optimizers import Adam, ColumnGroup
 from invdist.learning.losses import inverse_dual_loss, log_loss_sums
 from invdist.runtime.native import compiled
@@ -67,6 +67,10 @@ def test_row_moves_give_the_same_bits(without, number: int, width: int) -> None:
         add_rows(one, found.rows, sums, -0.3)
         without(add_rows, other, found.rows, sums, -0.3)
         assert torch.equal(one, other)
+        keys = (occurrences % 3 << 13) + occurrences
+        tables, out = [table, table + 1, table + 2], torch.empty(len(keys), width)
+        assert torch.equal(gather_keys(tables, 13, keys, out), table[occurrences] + (occurrences % 3)[:, None])
+        assert torch.equal(without(gather_keys, tables, 13, keys, torch.empty_like(out)), out)
 
 
 @pytest.mark.parametrize("groups", [(), (ColumnGroup(12, 0.001, 1e-8), ColumnGroup(8, 0.03, 1 / 64))])
@@ -120,6 +124,23 @@ def test_the_dual_loss_and_its_gradient_are_those_of_torch_operators(without) ->
         assert torch.allclose(one, other, rtol=1e-13 if one.dtype == torch.float64 else 1e-6, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("multiplier", [1, 29])
+@pytest.mark.parametrize(("rows", "ranks"), [(100, 3), (7, 7), (5, 8), (1 << 40, 1000)])
+def test_ids_are_located_as_by_torch_operators(rows: int, ranks: int, multiplier: int) -> None:
+    block = -(-rows // ranks)
+    ids = torch.randint(rows, (2000,), generator=torch.Generator().manual_seed(1))
+    edges = torch.arange(ranks) * block
+    ids = torch.cat([ids, edges[edges < rows], (edges - 1).clamp(0, rows - 1), torch.tensor([rows - 1])])
+    bases, place = torch.randint(1 << 20, (ranks,)), ids * multiplier % rows
+    compiled_ones = kernels()
+    assert compiled_ones is not None
+    found = compiled_ones.locate(ids, block, bases, multiplier, rows)
+    assert torch.equal(found, place + bases[place // block])
+    for wrong in (-1, rows):
+        with pytest.raises(IndexError, match=f"id {wrong} of a table with {rows} rows"):
+            compiled_ones.locate(torch.tensor([0, wrong]), block, bases, multiplier, rows)
+
+
 def test_a_row_that_is_not_there_is_an_error() -> None:
     table = torch.zeros(5, 4)
     for row in (-1, 5):
@@ -127,6 +148,9 @@ def test_a_row_that_is_not_there_is_an_error() -> None:
             gather_rows(table, torch.tensor([0, row]))
         with pytest.raises(IndexError, match=f"row {row} of"):
             add_rows(table, torch.tensor([row]), torch.zeros(1, 4), 1.0)
+    for key in (-1, 5, (1 << 3) + 5, 2 << 3):
+        with pytest.raises(IndexError, match=r"there are 2 ranks with \[5, 5\] rows"):
+            gather_keys([table, table], 3, torch.tensor([0, key]), torch.empty(2, 4))
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from invdist.embeddings import shared_memory
 from invdist.embeddings.comm import Comm
+from invdist.embeddings.locate import Pairs
 from invdist.embeddings.shared_memory import RankLost, SharedMemoryComm, connect
+from invdist.models.build import ModelSpec, build_recommender
 from tests.distributed import run_ranks
 
 
@@ -68,6 +72,56 @@ def _unread(rank: int, ranks: int) -> list[float]:
 
 def test_messages_nobody_waits_for_block_nothing() -> None:
     assert run_ranks(_unread, 2) == [[3.0], [3.0]]
+
+
+def _train(rank: int, ranks: int, by_gloo: bool, **spec: Any) -> np.ndarray:
+    """Rows after some steps, where ranks are late at random and loaded rows are read right after a step."""
+    comm = Comm() if by_gloo else connect()
+    spec = {"sharding": "row_wise", **spec}
+    model = build_recommender(ModelSpec(users=40, items=30, dim=8, batch_size=16, **spec), torch.device("cpu"), comm)
+    source, late = torch.Generator().manual_seed(rank), torch.Generator().manual_seed(100 + rank)
+    everything, seen = Pairs(torch.arange(30), torch.arange(30)), []
+    for step in range(60):
+        user, item = (torch.randint(size, (16,), generator=source) for size in (40, 30))
+        exchange = model.exchange(Pairs(user, item))
+        ahead = model.exchange(everything).finish()  # as in training: the ids of the next step do not wait for this one
+        rows = model.pull(exchange)[0]
+        time.sleep(0.002 * float(torch.rand(1, generator=late)))
+        loss = model.logits(rows, exchange.routes[0]).square().sum()
+        gradient, _ = model.gradient(loss, 16, rows, exchange.routes[0])
+        time.sleep(0.002 * float(torch.rand(1, generator=late)))
+        model.step(gradient)
+        if step % 3 == 1:
+            time.sleep(0.002 * float(torch.rand(1, generator=late)))
+            model.add(gradient, -0.1)
+        if step % 10 == 9:
+            with model.rows.rewriting():
+                time.sleep(0.002 * float(torch.rand(1, generator=late)))
+                model.rows.local_rows.mul_(0.5)
+        seen.append(model.rows.pull(ahead)[0])
+    return torch.stack(seen).numpy()
+
+
+@pytest.mark.parametrize("spec", [{}, {"sharding": "column_wise"}, {"payload": "bf16"}], ids=str)
+def test_ranks_read_each_others_rows_when_they_are_written(spec: dict[str, Any]) -> None:
+    by_gloo, shared = (run_ranks(partial(_train, by_gloo=by_gloo, **spec), 2) for by_gloo in (True, False))
+    for expected, seen in zip(by_gloo, shared, strict=True):
+        assert np.array_equal(expected, seen)
+
+
+def _share(rank: int, ranks: int) -> list[float]:
+    comm, own = connect(), torch.full((rank, 4), float(rank))
+    shared = comm.share(own)
+    assert shared is not None
+    assert own.untyped_storage().nbytes() == 0
+    comm.barrier()
+    shared[rank] += 10
+    comm.barrier()
+    return [table.sum().item() for table in shared]
+
+
+def test_a_shared_table_is_seen_by_all() -> None:
+    assert run_ranks(_share, 3) == [[0.0, 44.0, 96.0]] * 3
 
 
 def _wait_for_the_dead(rank: int, ranks: int) -> str:
