@@ -217,7 +217,7 @@ def _match(context: tuple[_Job, Sequence[Sequence[Any]]], part: int, low: Any, h
     of_old, seen = np.full(len(distinct), -1, np.int32), np.zeros(len(distinct), bool)
     of_old[old], seen[new] = np.arange(len(old), dtype=np.int32), True
     added = of_old < 0
-    links = np.where(added, -np.cumsum(added), of_old)[new]
+    links = np.where(added, -np.cumsum(added, dtype=np.int64), of_old)[new]
     write_arrays(job.folder, job.of_range(part, "seen"), [seen[old]])
     write_arrays(job.folder, job.of_range(part, "links"), [links.astype(np.int32)])
     write_ids(job.folder, job.of_range(part, "ids"), distinct.filter(pa.array(added)))

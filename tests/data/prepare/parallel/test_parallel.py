@@ -248,8 +248,8 @@ def test_numbers_of_a_day_join_the_text_of_another(tmp_path: Path) -> None:
     prepare_on_ray(*given, tmp_path / "together", 0, sizes=SMALL, onto=tmp_path / "monday")
     assert content(tmp_path / "together") == content(tmp_path / "alone")
     prepare_log(*given, tmp_path / "numbers")
+    inputs = [tmp_path / "monday.parquet"]
     with pytest.raises(UserError, match="users of the log are text"):
-        inputs = [tmp_path / "monday.parquet"]
         prepare_on_ray(options, inputs, tmp_path / "wrong", 0, sizes=SMALL, onto=tmp_path / "numbers")
     assert not (tmp_path / "wrong.partial").exists()
 
