@@ -34,7 +34,7 @@ def loopback_model(
     with torch.device(device):
         exposures = ExposuresConfig(vectors=vectors, dim=64, learned=64)
         backbone = with_head(BACKBONES.get(model)(dim=dim), exposures)
-    comm, options = LoopbackComm(ranks, device), {"gamma": 1e-3, "weight_decay": 0.0, "eps": 1e-8}
+    comm = LoopbackComm(ranks, device)
 
     def store(columns: int, optimizer: Callable[[Tensor], RowOptimizer]) -> EmbeddingStore:
         layout = row_wise_layout(ranks, users, items, columns, replicated_items)
@@ -42,7 +42,9 @@ def loopback_model(
         tables = ShardedTables(layout, torch.zeros((rows, layout.width), device=device), "")
         return EmbeddingStore(tables, comm, lambda local, _: optimizer(local))
 
-    rows = store(backbone.columns, lambda local: Adam(local, beta1=0.9, beta2=0.999, **options))
+    rows = store(
+        backbone.columns, lambda local: Adam(local, gamma=1e-3, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8)
+    )
     dense = FlatAdamW(list(backbone.parameters()), lr=1e-3)
     frozen = store(backbone.frozen_columns, lambda _: NoOptimizer()) if vectors else None
     return Recommender(rows, backbone, dense, vectors=frozen)

@@ -168,8 +168,9 @@ def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> Read
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # The block maker itself is the actor: its module does not import torch, so a reader starts fast and stays small.
+    # A byte of memory: an actor that asks for nothing is put on any node, whatever its strategy says.
     reader, part, of_node = (
-        ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(kind)
+        ray.remote(num_cpus=0, memory=1, max_restarts=-1, max_task_retries=-1)(kind)
         for kind in (BlockMaker, SamplerPart, NodeParts)
     )
     ranks_of = {node: [rank for rank, own in enumerate(nodes) if own == node] for node in sorted(set(nodes))}

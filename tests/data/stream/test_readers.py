@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,15 @@ def test_readers_are_where_they_are_told_or_elsewhere_if_that_is_lost(tiny: Path
         readers = ray_readers(spec, 2, nodes)
         part: Any = ray.get(readers[1].part.remote(0, 0, 0, 1), timeout=300)
         assert len(part["user"]) > 0
+
+
+@pytest.mark.slow
+def test_actors_are_beside_their_ranks(tiny: Path, repository: Path):
+    """On two nodes. Ray puts actors that need no resources anywhere."""
+    command = [sys.executable, str(Path(__file__).with_name("two_nodes.py")), str(tiny)]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr
 
 
 class CountingMaker(blocks.BlockMaker):
