@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -30,15 +31,26 @@ _POLL_S = 1.0
 
 
 def random_batches(
-    users: int, items: int, rows: int, *, rank: int = 0, ranks: int = 1, rate: int = 1, count: int = _BATCHES
+    users: int,
+    items: int,
+    rows: int,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    rate: int = 1,
+    zipf: float = 0.0,
+    count: int = _BATCHES,
 ) -> list[Batch]:
     """`count` batches of `rows` labeled pairs with `rate` unlabeled pairs for each, different on every rank.
 
-    Pairs are drawn uniformly: the hardest case, because hardly any table row repeats within a batch.
+    Pairs are drawn uniformly: the hardest case, because hardly any table row repeats within a batch. With `zipf`, ids
+    are drawn by popularity.
     """
-    source = torch.Generator().manual_seed(rank)
+    source, popular = torch.Generator().manual_seed(rank), np.random.default_rng(rank)
 
     def draw(high: int, pairs: int = rows) -> Tensor:
+        if zipf:
+            return torch.from_numpy(popular_ids(popular, high, pairs, zipf))
         return torch.randint(high, (pairs,), generator=source)
 
     many = rows * rate
@@ -46,6 +58,12 @@ def random_batches(
         Batch(draw(users), draw(items), draw(2).float(), draw(users, many), draw(items, many), rows * ranks, step)
         for step in range(count)
     ]
+
+
+def popular_ids(source: np.random.Generator, ids: int, count: int, zipf: float) -> np.ndarray:
+    """`count` of `ids` ids, the chance of id i being ~ (i + 1)^-zipf."""
+    chance = np.arange(1, ids + 1, dtype=np.float64) ** -zipf
+    return source.choice(ids, count, p=chance / chance.sum())
 
 
 class Driver:

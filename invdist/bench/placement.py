@@ -9,6 +9,7 @@ import argparse
 
 import numpy as np
 
+from invdist.bench._steps import popular_ids
 from invdist.embeddings.placement import spread_multiplier
 from invdist.runtime.errors import UserError
 
@@ -37,8 +38,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         drawn = rng.choice(dataset.read("train", ["item"])["item"].to_numpy(), args.batch)
     else:
         items = args.items
-        chance = np.arange(1, items + 1, dtype=np.float64) ** -args.zipf
-        drawn = rng.choice(items, args.batch, p=chance / chance.sum())
+        drawn = popular_ids(rng, items, args.batch, args.zipf)
     found: dict[str, object] = {"items": items, "batch": args.batch}
     for ranks in args.ranks:
         for name, multiplier in (("in_order", 1), ("hashed", spread_multiplier(items))):

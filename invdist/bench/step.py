@@ -2,12 +2,16 @@
 
 Every rank is a process with one thread, with `--device cuda` on a GPU of its own, and has its own batches of uniformly
 random ids. `ratio` is the time of an inverse-gradient step divided by that of two plain steps: it reads two batches.
+`rows_named` are the table rows that an inverse-gradient step asks for, `rows_distinct` those that travel: pairs repeat
+rows if there are many of them (`--rate`), or if some are popular (`--zipf`).
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -15,12 +19,14 @@ from invdist.bench._peers import FusedStep, ThreeCopiesStep
 from invdist.bench._steps import Driver, memory_mb, on_ranks, random_batches
 from invdist.config.registry import BACKBONES
 from invdist.config.schema import ExposuresConfig
+from invdist.data.stream.batches import Batch
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import Table, shard_tables
 from invdist.learning.exposure_vectors import PADDING
+from invdist.learning.strategy import unlabeled
 from invdist.models.build import ModelSpec, build_recommender
 from invdist.runtime.errors import UserError
 
@@ -38,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--items", type=int, default=131_690)
     parser.add_argument("--dim", type=int, default=32, help="k of the paper")
     parser.add_argument("--batch", type=int, default=1024, help="labeled interactions per rank and step")
+    parser.add_argument("--rate", type=int, default=1, help="unlabeled interactions for each labeled one")
+    parser.add_argument("--zipf", type=float, default=0.0, help="the chance of id i is ~ (i + 1)^-zipf; 0: uniform")
     parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
     parser.add_argument("--exposures", type=int, default=0, metavar="DIM", help="columns of exposure vectors; 0: none")
     parser.add_argument("--repeats", type=int, default=41, help="medians are over this many chunks of each kind")
@@ -45,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     """Measures everything in one run. Times are medians in milliseconds on the first rank."""
-    sizes = {name: getattr(args, name) for name in ("users", "items", "dim", "batch")}
+    sizes = {name: getattr(args, name) for name in ("users", "items", "dim", "batch", "rate")}
     for name, value in {**sizes, "world-size": args.world_size, "repeats": args.repeats}.items():
         if value < 1:
             raise UserError(f"--{name} must be at least 1, not {value}")
@@ -53,7 +61,9 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         raise UserError(f"--dim must be a multiple of 4, as FBGEMM needs, not {args.dim}")
     if args.exposures < 0 or args.exposures % 4:
         raise UserError(f"--exposures must be 0 or a multiple of 4, not {args.exposures}")
-    sizes["exposures"] = args.exposures
+    if args.zipf < 0:
+        raise UserError(f"--zipf must be at least 0, not {args.zipf:g}")
+    sizes |= {"exposures": args.exposures, "zipf": args.zipf}
     backend = _backend(args.device, args.backend, args.world_size)
     device = _DEVICES[backend]
     ranks = on_ranks(
@@ -103,14 +113,14 @@ def plain_step_ms(users: int, items: int, dim: int, batch: int) -> float:
     return on_ranks(_measure_plain, 1, {"users": users, "items": items, "dim": dim, "batch": batch})[0]
 
 
-def _measure_plain(rank: int, sizes: dict[str, int]) -> float:
+def _measure_plain(rank: int, sizes: dict[str, Any]) -> float:
     model, batches = _build(rank, 1, "gmf", sizes, torch.device("cpu"))
     plain = Driver(model, "none", 0, batches)
     plain(_CHUNK_STEPS)
     return 1e3 * statistics.median(plain(_CHUNK_STEPS) for _ in range(41))
 
 
-def _build(rank: int, ranks: int, model: str, sizes: dict[str, int], device: torch.device):
+def _build(rank: int, ranks: int, model: str, sizes: dict[str, Any], device: torch.device):
     users, items, dim, batch = (sizes[name] for name in ("users", "items", "dim", "batch"))
     spec = ModelSpec(users=users, items=items, model=model, dim=dim, batch_size=batch * ranks, sharding="row_wise")
     comm, vectors = connect(), None
@@ -118,7 +128,8 @@ def _build(rank: int, ranks: int, model: str, sizes: dict[str, int], device: tor
         spec.exposures = ExposuresConfig(vectors=True, dim=columns, learned=columns)
         vectors = random_vectors(users, items, columns, comm, device)
     recommender = build_recommender(spec, device, comm, vectors)
-    return recommender, random_batches(users, items, batch, rank=rank, ranks=ranks)
+    more = {name: sizes[name] for name in ("rate", "zipf") if name in sizes}
+    return recommender, random_batches(users, items, batch, rank=rank, ranks=ranks, **more)
 
 
 def random_vectors(users: int, items: int, columns: int, comm: Comm, device: torch.device) -> EmbeddingStore:
@@ -131,7 +142,7 @@ def random_vectors(users: int, items: int, columns: int, comm: Comm, device: tor
 
 
 def _measure(
-    rank: int, ranks: int, model: str, sizes: dict[str, int], repeats: int, device_type: str
+    rank: int, ranks: int, model: str, sizes: dict[str, Any], repeats: int, device_type: str
 ) -> dict[str, float]:
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
     recommender, batches = _build(rank, ranks, model, sizes, device)
@@ -144,6 +155,7 @@ def _measure(
     for name, driver in ours.items():
         driver(_CHUNK_STEPS)
         figures |= _traffic(driver, "plain_" if name == "plain" else "") if name != "candidates7" else {}
+    figures |= _repetition(batches)
     # Before the tables of the peers are made.
     figures["rss_mb"] = memory_mb("VmRSS")
 
@@ -162,6 +174,15 @@ def _measure(
             seconds["textbook"].append(peers["textbook"](1))
         recommender.comm.barrier()
     return figures | {f"{name}_ms": 1e3 * statistics.median(s) for name, s in seconds.items() if s}
+
+
+def _repetition(batches: Sequence[Batch]) -> dict[str, float]:
+    """Table rows that the pairs of an inverse-gradient step name on one rank, and how many of each group differ."""
+    named = distinct = 0
+    for batch in batches:
+        for ids in (batch.user, batch.item, *unlabeled(batch)):
+            named, distinct = named + len(ids), distinct + len(ids.unique())
+    return {"rows_named": named / len(batches), "rows_distinct": distinct / len(batches)}
 
 
 def _traffic(driver: Driver, prefix: str) -> dict[str, float]:

@@ -123,9 +123,27 @@ class Dataset:
         self, entity: Literal["users", "items"], first: int = 0, end: int | None = None, batch_rows: int = 65_536
     ) -> Iterator[pa.Array]:
         """The raw ids of indices `[first, end)` (None: all that follow), at most `batch_rows` at a time."""
-        name = self.manifest["files"][entity]["file"]
         self.raw_id_type(entity)
-        with self.parquet(name) as file:
+        for raw in self.scan_id_table(entity, "raw", first, end, batch_rows):
+            if raw.null_count:
+                name = self.manifest["files"][entity]["file"]
+                raise UserError(
+                    f"{self.path}/{name}: raw ids are missing; expected whole numbers or text, none missing"
+                )
+            yield raw
+
+    def scan_id_table(
+        self,
+        entity: Literal["users", "items"],
+        column: str,
+        first: int = 0,
+        end: int | None = None,
+        batch_rows: int = 65_536,
+    ) -> Iterator[pa.Array]:
+        """A column of the table of users or items, of indices `[first, end)`; nothing if it has no such column."""
+        with self.parquet(self.manifest["files"][entity]["file"]) as file:
+            if column not in file.schema_arrow.names:
+                return
             at, groups = 0, []
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
@@ -133,15 +151,10 @@ class Dataset:
                     groups.append((group, at))
                 at += rows
             at = groups[0][1] if groups else 0
-            for batch in file.iter_batches(batch_rows, [group for group, _ in groups], columns=["raw"]):
+            for batch in file.iter_batches(batch_rows, [group for group, _ in groups], columns=[column]):
                 start, stop = max(first, at), at + len(batch) if end is None else min(end, at + len(batch))
                 if start < stop:
-                    raw = batch.column("raw").slice(start - at, stop - start)
-                    if raw.null_count:
-                        raise UserError(
-                            f"{self.path}/{name}: raw ids are missing; expected whole numbers or text, none missing"
-                        )
-                    yield raw
+                    yield batch.column(column).slice(start - at, stop - start)
                 at += len(batch)
 
     def true_preference(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:

@@ -7,12 +7,15 @@ docs/backbones.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from invdist.embeddings.row_moves import Deltas, UniqueRows
+from invdist.embeddings import row_moves
+from invdist.embeddings.row_moves import Deltas, UniqueRows, moved
 
+_CHUNK = 1024
 BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
 
 
@@ -45,7 +48,8 @@ class Backbone(nn.Module):
     ) -> Tensor | None:
         """Logits `[candidates, n]` at rows + c * deltas and dense + c * step, without dropout; None: try one by one.
 
-        `dense` has all parameters in one vector, in their order, and `step` likewise.
+        `rows` end with the frozen columns, which have no deltas. `dense` has all parameters in one vector, in their
+        order, and `step` likewise.
         """
         return None
 
@@ -69,6 +73,27 @@ class Backbone(nn.Module):
 def autocasts(rows: Tensor) -> bool:
     """Whether operators on these rows are computed in bf16: then by torch, which knows which of them may be."""
     return rows.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(rows.device.type)
+
+
+def at_candidates(value: Tensor, step: Tensor, candidates: Sequence[float], second: Tensor | None = None) -> Tensor:
+    """`value + c * step + c^2 * second` for every c: `[candidates, ...]`; on a GPU as many operators for any number."""
+    if row_moves.reads_are_free(value.device):
+        steps = ((c, step if second is None else moved(step, second, c)) for c in candidates)
+        return torch.stack([moved(value, of_c, c) for c, of_c in steps])
+    c = _on_device(tuple(candidates), value.device).view(-1, *(1 for _ in value.shape))
+    return moved(value, step if second is None else moved(step, second, c), c)
+
+
+def candidate_chunks(pairs: int, device: torch.device) -> list[slice]:
+    """Pairs for which all candidates are tried at once: on a CPU so few that their layers stay in the cache."""
+    chunk = _CHUNK if row_moves.reads_are_free(device) else max(pairs, 1)
+    return [slice(start, start + chunk) for start in range(0, max(pairs, 1), chunk)]
+
+
+@lru_cache(maxsize=16)
+def _on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """Uploaded once: the host waits for the copy of its own memory."""
+    return torch.tensor(numbers, device=device)
 
 
 def init_linear(layer: nn.Module) -> None:

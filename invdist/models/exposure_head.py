@@ -12,13 +12,16 @@ so a user without labels is scored by what similar users liked, and a new one mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from invdist.models.backbone import BIAS_COLUMNS, Backbone
+from invdist.embeddings.row_moves import Deltas
+from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, candidate_chunks
+from invdist.models.flat import views
 
 COUNT_COLUMNS = 4
 """Frozen columns after a vector: the log of the exposures, the number of labels, and padding for FBGEMM."""
@@ -49,11 +52,10 @@ class ExposureHead(Backbone):
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         u, i = self._split(user), self._split(item)
-        product = self.mix(u.x) * i.x
-        f = torch.cat([u.x, i.x, product, u.log_count, i.log_count], -1)
+        f = _features(u, i, self.mix(u.x) * i.x)
         hidden = torch.relu(self.hidden(self.dropout(f)))
         logit = (self.direct(f) + self.output(self.dropout(hidden))).squeeze(-1)
-        return self.inner(u.inner, i.inner) + logit + u.bias + i.bias + (u.c * i.x).sum(-1) + (u.x * i.c).sum(-1)
+        return self.inner(u.inner, i.inner) + logit + _of_columns(u, i)
 
     def penalty(self, user: Tensor, item: Tensor) -> Tensor:
         """What a labeled pair pays for the size of its trained columns: `[n]`.
@@ -68,6 +70,56 @@ class ExposureHead(Backbone):
             inner, head = (part.square().sum(-1) for part in rows[..., : self.columns].tensor_split([own], -1))
             total = total + ((own * self.prior) ** 0.5 * inner + self.prior * head) / labels
         return 0.5 * total
+
+    def candidate_logits(
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
+    ) -> Tensor | None:
+        """As in `Backbone`, if the inner backbone knows a way to try all at once."""
+        own, edge = self.inner.columns, sum(parameter.numel() for parameter in self.inner.parameters())
+        inner = self.inner.candidate_logits(
+            rows[:, :own].contiguous(),
+            Deltas(deltas.values[:, :own].contiguous(), deltas.index),
+            dense[:edge],
+            step[:edge],
+            candidates,
+        )
+        if inner is None:
+            return None
+        n, weights, d_weights = len(rows) // 2, self._weights(dense[edge:]), self._weights(step[edge:])
+        sides, added = rows.view(2, n, rows.shape[1]), deltas.dense().view(2, n, self.columns)
+        found = [
+            self._try(sides[:, some], added[:, some], weights, d_weights, candidates)
+            for some in candidate_chunks(n, rows.device)
+        ]
+        return inner + torch.cat(found, 1)
+
+    def _try(
+        self, sides: Tensor, added: Tensor, weights: _Weights, d_weights: _Weights, candidates: Sequence[float]
+    ) -> Tensor:
+        """The head's part of logits `[candidates, n]` of rows `[2, n, columns]`. Vectors and counts do not move, so
+
+        (W + c dW) f + b + c db,   with   (A + c dA) x_u * x_i   in f,
+
+        is a polynomial of degree 2 in c, whose coefficients are found once for all candidates.
+        """
+        (u, i), own = (self._split(side) for side in sides), self.inner.columns
+        d_u, d_i = (
+            side._replace(bias=step[:, own], c=step[:, own + BIAS_COLUMNS :])
+            for side, step in zip((u, i), added, strict=True)
+        )
+        w, d = weights, d_weights
+        product, d_product = (linear(u.x, mix) * i.x for mix in (w.mix, d.mix))
+        f, of_product = _features(u, i, product), slice(2 * self.dim, 3 * self.dim)
+        first = linear(f, d.both, d.bias) + linear(d_product, w.both[:, of_product])
+        second = linear(d_product, d.both[:, of_product])
+        both = at_candidates(linear(f, w.both, w.bias), first, candidates, second)
+        output = at_candidates(w.output, d.output, candidates)
+        logits = torch.bmm(both[..., :-1].relu(), output.transpose(1, 2)).squeeze(-1) + both[..., -1]
+        return logits + at_candidates(_of_columns(u, i), _of_columns(d_u, d_i), candidates)
+
+    def _weights(self, flat: Tensor) -> _Weights:
+        mix, direct, direct_bias, hidden, hidden_bias, output = views(flat, self.head_parameters())
+        return _Weights(mix, torch.cat([hidden, direct]), torch.cat([hidden_bias, direct_bias]), output)
 
     # `user_part` and `item_part` compute once per row what `combine` would compute again for every pair:
     #   user    [inner | bias + its share of `direct` | c | x | A x | its share of `hidden`]
@@ -121,3 +173,23 @@ class _Side(NamedTuple):
     c: Tensor
     x: Tensor
     log_count: Tensor
+
+
+class _Weights(NamedTuple):
+    """The weights of the head, or a step of them."""
+
+    mix: Tensor
+    both: Tensor
+    """Those of `hidden`, and as the last row those of `direct`."""
+    bias: Tensor
+    output: Tensor
+
+
+def _features(u: _Side, i: _Side, product: Tensor) -> Tensor:
+    """What `direct` and `hidden` read."""
+    return torch.cat([u.x, i.x, product, u.log_count, i.log_count], -1)
+
+
+def _of_columns(u: _Side, i: _Side) -> Tensor:
+    """What the trained columns of the head add to a logit: linear in them."""
+    return u.bias + i.bias + (u.c * i.x).sum(-1) + (u.x * i.c).sum(-1)

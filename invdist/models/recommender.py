@@ -150,10 +150,10 @@ class Recommender:
         Always in float32: candidates differ by less than bf16 can tell. A backbone may know a way to try all at once.
         Otherwise dense weights take the value of each candidate in turn; afterwards they are what they were.
         """
-        if route.features is None:
-            found = self.backbone.candidate_logits(rows, deltas, self._flat, step.dense, candidates)
-            if found is not None:
-                return found
+        whole = _whole_rows(rows, route)
+        found = self.backbone.candidate_logits(whole, deltas, self._flat, step.dense, candidates)
+        if found is not None:
+            return found
         theta, added, logits = self._flat.clone(), deltas.dense(), []
         with self.evaluating():
             for c in candidates:

@@ -156,13 +156,14 @@ def ig_added_bytes(job: Job) -> float:
     """Memory that an inverse-gradient step needs on top of a plain one.
 
     For U: eight buffers as above, and three of its update. For V: deltas sent, received and in order, the committed
-    rows, and the rows and tower values of the candidate that is being tried (one after the other; only their logits
-    are kept). Of the dense parameters: the update, a copy, and the candidate. No term grows with the tables.
+    rows, and the rows, tower values and logits of all candidates, which are tried as one batch. Of the dense
+    parameters: the update, a copy, and the candidates. No term grows with the tables.
     """
     of_U = 11 * _rows(job, job.unlabeled) + _indices(job.unlabeled) + 2 * _saved(job, job.unlabeled)
     of_U += _frozen(job, job.unlabeled)
-    of_V = 5 * _rows(job, job.pairs) + _saved(job, job.pairs) + job.candidates * job.pairs * FLOAT
-    return of_U + of_V + 3 * job.backbone.dense * FLOAT
+    of_candidate = _rows(job, job.pairs) + _saved(job, job.pairs) + (job.pairs + job.backbone.dense) * FLOAT
+    of_V = 4 * _rows(job, job.pairs) + job.candidates * of_candidate
+    return of_U + of_V + 2 * job.backbone.dense * FLOAT
 
 
 def working_bytes(job: Job) -> float:
@@ -184,11 +185,10 @@ def vectors_bytes(job: Job) -> float:
 
 def memory_traffic(job: Job, inverse_gradient: bool) -> float:
     """Bytes a step moves in a device's memory: every buffer written and read once, unique rows and their state
-    read and written, the buffers of a candidate once for each of them."""
+    read and written."""
     moved = 2 * plain_working_bytes(job) + 2 * (1 + OPTIMIZER_FLOATS[job.optimizer]) * _rows(job, job.pairs)
     if inverse_gradient:
-        again = (job.candidates - 1) * (_rows(job, job.pairs) + _saved(job, job.pairs) + job.backbone.dense * FLOAT)
-        moved += 2 * (ig_added_bytes(job) + again) + 3 * _rows(job, job.unlabeled)
+        moved += 2 * ig_added_bytes(job) + 3 * _rows(job, job.unlabeled)
     return moved
 
 

@@ -80,7 +80,7 @@ class Parent:
         if (position.phase, position.pass_index, position.step) != (0, 0, 0):
             raise UserError(f"{self.checkpoint.path} is in the middle of an epoch: finish the run with --resume first")
         for entity in ("users", "items"):
-            old, new = self.dataset.raw_ids(entity).type, dataset.raw_ids(entity).type
+            old, new = self.dataset.raw_id_type(entity), dataset.raw_id_type(entity)
             if old != new:
                 raise UserError(
                     f"{entity} are {new} in {dataset.path} and {old} in {self.dataset.path}: cannot be joined"

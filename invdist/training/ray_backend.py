@@ -95,7 +95,7 @@ def train_worker(settings: dict[str, str]) -> None:
         nodes: list[Any] = [None] * comm.size
         torch.distributed.all_gather_object(nodes, ray.get_runtime_context().get_node_id(), group=comm.group)
         first = get_context().get_world_rank() == 0
-        readers = ray_readers(spec, config.data.readers, sorted(set(nodes))) if first else Readers()
+        readers = ray_readers(spec, config.data.readers, nodes) if first else Readers()
         return broadcast_from_rank_zero(readers)
 
     try:

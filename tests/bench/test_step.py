@@ -35,6 +35,29 @@ def test_step_with_exposure_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["step", "--exposures", "3"]) == 2
 
 
+def test_repeated_rows_travel_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """At a high rate most rows that pairs name are named before; popular ids are so still more often."""
+    sizes = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "32", "--rate", "64", "--repeats", "1"]
+    found = []
+    for zipf in ("0", "1"):
+        assert bench.main(["step", "--world-size", "2", "--json", *sizes, "--zipf", zipf]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert all(figures["rows_named"] == 2 * 32 * 65 for figures in found)
+    assert found[1]["rows_distinct"] < found[0]["rows_distinct"] <= 800 + 64
+    for figures in found:  # rows out, gradients back, deltas of V: less than two rows for each distinct one and its id
+        assert figures["bytes_sent_per_rank"] < 2.5 * figures["rows_distinct"] * 8 * 4
+    assert bench.main(["step", "--zipf", "-1"]) == 2
+
+
+def test_exchange_at_many_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["exchange", "--json", "--ranks", "2", "64", "--batch", "64", "--repeats", "3"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    for ranks in (2, 64):
+        assert 0 < figures[f"least_ms_{ranks}_ranks"] <= figures[f"ms_{ranks}_ranks"]
+    assert bench.main(["exchange", "--ranks", "0"]) == 2
+    assert "must be at least 1" in capsys.readouterr().err
+
+
 def test_cost_of_learning_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--users", "300", "--items", "500", "--dim", "8", "--batch", "64", "--learned", "16", "--repeats", "1"]
     assert bench.main(["vectors", "--json", *sizes]) == 0

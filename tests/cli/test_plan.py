@@ -107,7 +107,7 @@ def test_a_sweep_is_a_line_per_value(capsys: pytest.CaptureFixture[str]) -> None
     assert rows[0] == 2 * rows[1]
 
 
-def test_candidates_cost_memory_of_their_logits_and_a_few_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_candidates_cost_memory_of_their_rows_and_a_few_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--users", "1e6", "--items", "1e6", "--gpus", "8", "--sweep", "candidates=3,7"]
     three, seven = planned(capsys, *options)
     added = [found["bytes_per_step"]["ig"]["total"] for found in (three, seven)]

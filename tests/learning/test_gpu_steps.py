@@ -19,6 +19,7 @@ from tests.embeddings.loopback import LoopbackComm, batch, loopback_model
 
 GPU = torch.device("meta")
 USERS = ITEMS = 4096
+LINE_SEARCH = [-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]
 
 
 class OneDevice(TorchDispatchMode):
@@ -35,11 +36,21 @@ class OneDevice(TorchDispatchMode):
         return out
 
 
-def _one_step(
-    method: str, phase: int, ranks: int, model: str = "gmf", replicated_items: bool = False, **options: Any
-) -> int:
+def _one_step(method: str, phase: int, ranks: int, model: str = "gmf", **options: Any) -> int:
     """Takes a step of a strategy; gives how often the host read from the device."""
-    recommender = loopback_model(ranks, GPU, model=model, replicated_items=replicated_items)
+    return _reads_and_operators(method, phase, ranks, model, **options)[0]
+
+
+def _reads_and_operators(
+    method: str,
+    phase: int,
+    ranks: int,
+    model: str,
+    replicated_items: bool = False,
+    vectors: bool = False,
+    **options: Any,
+) -> tuple[int, int]:
+    recommender = loopback_model(ranks, GPU, model=model, replicated_items=replicated_items, vectors=vectors)
     setting = Setting(STRATEGIES.get(method).Config(**options), unlabeled_rate=2, gamma=1e-3, users=USERS, items=ITEMS)
     strategy = STRATEGIES.get(method)(setting, recommender)
     if hasattr(strategy, "drop"):
@@ -47,13 +58,13 @@ def _one_step(
     chosen = strategy.phases(setting)[phase]
     pairs = ranks if method == "srns" else max(64, ranks)  # which sends as many to each rank as loopback says
     rows = batch(pairs, max(1, chosen.unlabeled_per_row), GPU)
-    with OneDevice():
+    with OneDevice() as counted:
         exchange = recommender.exchange(*strategy.groups(chosen, rows)).advance().finish()
         record = strategy.step(chosen, rows, exchange)
     assert record.loss.device == GPU
     comm = recommender.comm
     assert isinstance(comm, LoopbackComm)
-    return comm.host_reads
+    return comm.host_reads, counted.operators
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 1024])
@@ -80,7 +91,18 @@ def test_replicated_items_are_not_waited_for(ranks: int) -> None:
 
 @pytest.mark.parametrize("inner", ["sign", "sgd"])
 def test_a_line_search_waits_no_more_often(inner: str) -> None:
-    assert _one_step("ig", 1, 8, inner=inner, candidates=[-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0]) == 1
+    assert _one_step("ig", 1, 8, inner=inner, candidates=LINE_SEARCH) == 1
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+def test_seven_candidates_launch_no_more_than_three(model: str, vectors: bool) -> None:
+    three, seven = (
+        _reads_and_operators("ig", 1, 8, model, vectors=vectors, candidates=candidates)
+        for candidates in ([-1.0, 0.0, 1.0], LINE_SEARCH)
+    )
+    assert seven == three
+    assert three[0] == 1
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 1024])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,11 +36,14 @@ pc: Any = pyarrow.compute  # its functions are generated at import, unseen by ty
 GONE = -1
 """The index of an id that was dropped."""
 Entity = Literal["users", "items"]
+ENTITIES: tuple[Entity, Entity] = ("users", "items")
 ROW = np.dtype(
     [("user", "i4"), ("item", "i4"), ("label", "i1"), ("split", "i1"), ("day", "i4"), ("truth", "f4"), ("today", "?")]
 )
 
 
+_ROWS_AT_ONCE = 1 << 20
+"""Rows of a shard whose indices are looked up together: where they are in files, most of these are read each time."""
 _UNCLEAR = SPLITS.index("unclear")
 _NOT_LEARNED = (SPLITS.index("valid"), SPLITS.index("test"))
 
@@ -65,23 +68,50 @@ def day_of(dataset: Dataset) -> int:
     return dataset.manifest.get("day", 0)
 
 
+def type_of_ids(base: Dataset, today: Dataset, entity: Entity) -> pa.DataType:
+    """The type of the base's ids, which those of the day are cast to; `UserError` if they cannot be."""
+    kind = base.raw_id_type(entity)
+    if pa.types.is_integer(kind) and today.raw_id_type(entity) != kind:
+        raise UserError(
+            f"{entity} of the log are text, those of {base.path} whole numbers; an id keeps its type: prepare "
+            "the first day again with id_type=string"
+        )
+    return kind
+
+
+class Indices(Protocol):
+    """The new index (int32) of each older one; `GONE` if it was dropped."""
+
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray: ...
+
+    def __array__(self) -> np.ndarray: ...
+
+
+class NewIds(Protocol):
+    """Users or items after the day. `before` has the index of each id of the base, `today` that of each of the day."""
+
+    @property
+    def before(self) -> Indices: ...
+    @property
+    def today(self) -> Indices: ...
+
+    new: int
+    dropped: int
+
+    def __len__(self) -> int: ...
+
+
 class Joined:
     """The ids of users or items after the day: those of `base` in their order, then new ones in that of the raw ids.
 
-    `table` is the id table, `before[i]` and `today[i]` the index of id i of the base and of the day (`GONE`: dropped).
+    `table` is the id table; for the rest see `NewIds`.
     """
 
     def __init__(self, base: Dataset, today: Dataset, entity: Entity, drop_unseen: int | None) -> None:
-        day, known, raw = day_of(base) + 1, base.raw_ids(entity), today.raw_ids(entity)
-        if raw.type != known.type:
-            if pa.types.is_integer(known.type):
-                raise UserError(
-                    f"{entity} of the log are text, those of {base.path} whole numbers; an id keeps its type: prepare "
-                    "the first day again with id_type=string"
-                )
-            raw = raw.cast(known.type)
+        day, known = day_of(base) + 1, base.raw_ids(entity)
+        raw = today.raw_ids(entity).cast(type_of_ids(base, today, entity))
         found = pc.fill_null(pc.index_in(raw, value_set=known), -1).to_numpy(zero_copy_only=False)
-        last_seen = np.concatenate([_last_seen(base, entity), np.full(int(np.sum(found < 0)), day, np.int32)])
+        last_seen = np.concatenate([last_seen_of(base, entity), np.full(int(np.sum(found < 0)), day, np.int32)])
         last_seen[found[found >= 0]] = day
         new = pa.array(raw.filter(pa.array(found < 0)))
         new = new.take(pc.array_sort_indices(new))
@@ -98,10 +128,15 @@ class Joined:
         return self.table.num_rows
 
 
+def joined_ids(base: Dataset, today: Dataset, drop_unseen: int | None) -> dict[Entity, Joined]:
+    """Users and items after the day, joined in memory."""
+    return {entity: Joined(base, today, entity, drop_unseen) for entity in ENTITIES}
+
+
 class GrowthRules:
     """What becomes of the rows of both data sets, as functions of the rows alone: in one process or in many."""
 
-    def __init__(self, day: int, options: Options, ids: Mapping[Entity, Joined]) -> None:
+    def __init__(self, day: int, options: Options, ids: Mapping[Entity, NewIds]) -> None:
         self.day, self.options = day, options
         self._before, self._today = ([getattr(joined, when) for joined in ids.values()] for when in ("before", "today"))
 
@@ -111,8 +146,8 @@ class GrowthRules:
         user, item = self._today if today else self._before
         dated = ["day"] if day_of(dataset) else []
         labels = ["label"] if split in LABELED_SPLITS or dataset.manifest.get("set_aside") else []
-        truth = dataset.scan("truth", shard=shard) if split == "unclear" else None
-        for batch in dataset.scan(split, ["user", "item", *labels, *dated], shard=shard):
+        truth = dataset.scan("truth", None, _ROWS_AT_ONCE, shard) if split == "unclear" else None
+        for batch in dataset.scan(split, ["user", "item", *labels, *dated], _ROWS_AT_ONCE, shard):
             rows = np.zeros(len(batch), ROW)
             rows["user"], rows["item"] = user[batch["user"].to_numpy()], item[batch["item"].to_numpy()]
             rows["label"] = batch["label"].to_numpy() if labels else UNCLEAR_LABEL
@@ -171,24 +206,16 @@ class GrowthRules:
 
 
 class Growth:
-    """A day's data set `today`, with the rows of `base` that are carried along. Its ids are joined here, in memory."""
+    """A day's data set `today`, with the rows of `base` that are carried along, by the new `ids`."""
 
-    def __init__(self, base: Dataset, today: Dataset, options: Options) -> None:
-        self.base, self.today, self.options = base, today, options
+    def __init__(self, base: Dataset, today: Dataset, options: Options, ids: Mapping[Entity, NewIds]) -> None:
+        self.base, self.today, self.options, self.ids = base, today, options, ids
         self.day = day_of(base) + 1
-        self.ids: dict[Entity, Joined] = {
-            "users": Joined(base, today, "users", options.drop_unseen),
-            "items": Joined(base, today, "items", options.drop_unseen),
-        }
-        for entity, joined in self.ids.items():
+        for entity, joined in ids.items():
             if not len(joined):
                 raise UserError(f"drop_unseen={options.drop_unseen} leaves no {entity}")
-        self.rules = GrowthRules(self.day, options, self.ids)
+        self.rules = GrowthRules(self.day, options, ids)
         self.counts: Counter[str] = Counter()
-
-    def tables(self) -> Iterator[tuple[str, str, pa.Table]]:
-        """(name, file, content) of the id tables."""
-        return ((entity, f"{entity}.parquet", joined.table) for entity, joined in self.ids.items())
 
     def shards(self) -> Iterator[tuple[bool, str, int]]:
         """(of today, split, number) of all shards of both."""
@@ -197,9 +224,7 @@ class Growth:
                 yield from ((today, split, number) for number in range(len(dataset.shards(split))))
 
     def write(self, writer: DatasetWriter) -> dict[str, Any]:
-        """Writes all; gives what the manifest of the day says otherwise than that of its log."""
-        for table in self.tables():
-            writer.add_table(*table)
+        """Writes all but the id tables; gives what the manifest of the day says otherwise than that of its log."""
         spill = Spill(writer.folder / "growing", ROW)
         try:
             for today, split, number in self.shards():
@@ -234,7 +259,8 @@ class Growth:
                 continue
             tables = [d.parquet(d.manifest["files"][name]["file"]).read() for d in (self.base, self.today)]
             source = np.zeros(len(joined), np.int64)
-            for at, index in ((0, joined.before), (tables[0].num_rows, joined.today)):
+            for at, indices in ((0, joined.before), (tables[0].num_rows, joined.today)):
+                index = np.asarray(indices)
                 source[index[index != GONE]] = at + np.flatnonzero(index != GONE)
             table = pa.concat_tables(tables).take(pa.array(source))
             yield name, f"latent/{entity}.parquet", table.combine_chunks()
@@ -298,9 +324,8 @@ def _labels(manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _last_seen(dataset: Dataset, entity: Entity) -> np.ndarray:
-    """The day (int32) on which each id was seen last."""
-    with dataset.parquet(dataset.manifest["files"][entity]["file"]) as file:
-        if "last_seen" not in file.schema_arrow.names:
-            return np.zeros(dataset.manifest[entity], np.int32)
-        return file.read(columns=["last_seen"])["last_seen"].to_numpy().copy()
+def last_seen_of(dataset: Dataset, entity: Entity, first: int = 0, end: int | None = None) -> np.ndarray:
+    """The day (int32) on which each id of indices `[first, end)` was seen last."""
+    found = [part.to_numpy() for part in dataset.scan_id_table(entity, "last_seen", first, end)]
+    count = (dataset.manifest[entity] if end is None else end) - first
+    return np.concatenate(found) if found else np.zeros(count, np.int32)

@@ -14,7 +14,7 @@ import numpy as np
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.cleaning import CleanRows, Progress
 from invdist.data.prepare.labeling import Labeling
-from invdist.data.prepare.onto import Growth, fixed_labeling
+from invdist.data.prepare.onto import Growth, fixed_labeling, joined_ids
 from invdist.data.prepare.options import KINDS, Kind, Options, Synthetic
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
@@ -100,7 +100,12 @@ def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path,
     with new_dataset(output, options.shard_rows) as writer:
         day = writer.folder / "day"
         prepare(log, labeling, options, day, progress)
-        grown = Growth(base, Dataset.open(str(day), verify="fast"), options).write(writer)
+        today = Dataset.open(str(day), verify="fast")
+        ids = joined_ids(base, today, options.drop_unseen)
+        growth = Growth(base, today, options, ids)
+        for entity, joined in ids.items():
+            writer.add_table(entity, f"{entity}.parquet", joined.table)
+        grown = growth.write(writer)
         shutil.rmtree(day)
         return writer.finish(grown)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from invdist.data.stream.blocks import BlockMaker, StreamSpec, UnlabeledSpec, rank_rows
+from invdist.data.stream.node_parts import NodeParts
 from invdist.data.stream.sampler_parts import SamplerPart
 
 __all__ = ["Batch", "Readers", "Stream", "StreamSpec", "UnlabeledSpec", "ray_readers"]
@@ -95,12 +96,19 @@ class Stream:
 
         ahead: deque[Any] = deque()
         for block in blocks:
-            reader = self._readers[self._maker.reader_of(block)]
-            ahead.append(reader.part.remote(epoch, block, self.rank, self.world_size))
+            ahead.append(self._ask(epoch, block))
             if len(ahead) > self._prefetch:
                 yield ray.get(ahead.popleft())
         while ahead:
             yield ray.get(ahead.popleft())
+
+    def _ask(self, epoch: int, block: int) -> Any:
+        """Asks for this rank's part of a block: the reader, or the actor that asks it for all ranks of this node."""
+        assert self._readers
+        number = self._maker.reader_of(block)
+        if isinstance(self._readers, Readers) and (shared := self._readers.of_nodes.get(self.rank)):
+            return shared.part.remote(number, epoch, block, self.rank)
+        return self._readers[number].part.remote(epoch, block, self.rank, self.world_size)
 
     def _batches(self, part: dict[str, np.ndarray], steps: range, start_step: int) -> Iterator[Batch]:
         k = self.spec.unlabeled_per_row
@@ -138,32 +146,46 @@ class Readers(list[Any]):
     would take the last handle of a part with it.
     """
 
-    def __init__(self, readers: Iterable[Any] = (), parts: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, readers: Iterable[Any] = (), parts: Sequence[Any] = (), of_nodes: Mapping[int, Any] | None = None
+    ) -> None:
         super().__init__(readers)
         self.parts = parts
+        self.of_nodes = of_nodes or {}
+        """The `NodeParts` that a rank asks instead of the readers, by rank."""
 
 
 def ray_readers(spec: StreamSpec, count: int, nodes: Sequence[str] = ()) -> Readers:
     """`count` Ray actors that read shards and sample; the rank's `Stream` takes them as `readers`.
 
-    They are divided over `nodes` (Ray's ids): those of the ranks, which see the data and get the blocks. Elsewhere,
-    such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere. Several readers that
-    sample share the observed pairs: as many actors more hold a part of them each. What an actor returns depends on its
-    arguments alone, so Ray may restart it and repeat a call at any time.
+    `nodes` has the node (Ray's id) of each rank. Readers are divided over these nodes, which see the data and get the
+    blocks. Elsewhere, such as on a small head node, they run only if such a node is lost; without `nodes`, anywhere.
+    Several readers that sample share the observed pairs: as many actors more hold a part of them each. If there are
+    several nodes, one with several ranks has an actor that fetches for all of them. What an actor returns depends on
+    its arguments alone, so Ray may restart it and repeat a call at any time.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # The block maker itself is the actor: its module does not import torch, so a reader starts fast and stays small.
-    reader, part = (
-        ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(kind) for kind in (BlockMaker, SamplerPart)
+    # A byte of memory: an actor that asks for nothing is put on any node, whatever its strategy says.
+    reader, part, of_node = (
+        ray.remote(num_cpus=0, memory=1, max_restarts=-1, max_task_retries=-1)(kind)
+        for kind in (BlockMaker, SamplerPart, NodeParts)
     )
-    places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes] or ["SPREAD"]
-    placed = list(itertools.islice(itertools.cycle(places), count))
+    ranks_of = {node: [rank for rank, own in enumerate(nodes) if own == node] for node in sorted(set(nodes))}
+    place_of = {node: NodeAffinitySchedulingStrategy(node, soft=True) for node in ranks_of}
+    placed = list(itertools.islice(itertools.cycle([*place_of.values()] or ["SPREAD"]), count))
     parts = [
         part.options(scheduling_strategy=place).remote(
             spec.path, number, count, spec.sampler_seed, spec.unlabeled.popularity
         )
         for number, place in enumerate(placed if spec.samples and count > 1 else ())
     ]
-    return Readers((reader.options(scheduling_strategy=place).remote(spec, parts, count) for place in placed), parts)
+    readers = [reader.options(scheduling_strategy=place).remote(spec, parts, count) for place in placed]
+    of_nodes = {}
+    for node, ranks in ranks_of.items():
+        if len(ranks_of) > 1 and len(ranks) > 1:
+            shared = of_node.options(scheduling_strategy=place_of[node]).remote(readers, ranks, len(nodes))
+            of_nodes |= dict.fromkeys(ranks, shared)
+    return Readers(readers, parts, of_nodes)

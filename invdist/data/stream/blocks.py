@@ -124,6 +124,10 @@ class BlockMaker:
             part[name] = np.concatenate([column[low * width : high * width] for low, high in chosen])
         return part
 
+    def parts(self, epoch: int, block: int, ranks: Sequence[int], world_size: int) -> dict[int, dict[str, np.ndarray]]:
+        """The parts of several ranks, by rank."""
+        return {rank: self.part(epoch, block, rank, world_size) for rank in ranks}
+
     def block(self, epoch: int, block: int) -> dict[str, np.ndarray]:
         """All rows of a block, in the global order."""
         kept = self._kept.get((epoch, block))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from invdist.config.registry import BACKBONES
-from invdist.embeddings.row_moves import Deltas, kernels_for, moved
-from invdist.models.backbone import BIAS_COLUMNS, Backbone, autocasts, init_linear
+from invdist.embeddings.row_moves import Deltas, kernels_for
+from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, autocasts, init_linear
 
 
 @BACKBONES.register("gmf")
@@ -42,11 +42,8 @@ class GMF(Backbone):
         """
         compiled = kernels_for(rows)
         if compiled is None:
-            rows, dense = (
-                torch.stack([moved(value, added, c) for c in candidates])
-                for value, added in ((rows, deltas.dense()), (dense, step))
-            )
-            user, item = rows.chunk(2, 1)
+            user, item = at_candidates(rows, deltas.dense(), candidates).chunk(2, 1)
+            dense = at_candidates(dense, step, candidates)
             product = user[..., : self.dim] * item[..., : self.dim]
             logits = torch.baddbmm(dense[:, -1:, None], product, dense[:, :-1, None]).squeeze(-1)
             return logits + user[..., self.dim] + item[..., self.dim] if self.bias else logits

@@ -12,12 +12,9 @@ from torch.nn.functional import linear
 
 from invdist.config.registry import BACKBONES
 from invdist.embeddings import row_moves
-from invdist.embeddings.row_moves import Deltas, UniqueRows, gather_rows, moved
-from invdist.models.backbone import BIAS_COLUMNS, Backbone, autocasts, init_linear
+from invdist.embeddings.row_moves import Deltas, UniqueRows, gather_rows
+from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, autocasts, candidate_chunks, init_linear
 from invdist.models.flat import views
-
-_CHUNK = 1024
-"""Pairs for which a CPU tries all candidates at once: their layers stay in the cache."""
 
 
 @BACKBONES.register("neumf")
@@ -69,18 +66,17 @@ class NeuMF(Backbone):
         like = list(self.parameters())
         first, step_first = views(dense, like)[:2], views(step, like)[:2]
         edge = sum(parameter.numel() for parameter in like[:2])
-        others = torch.stack([moved(dense[edge:], step[edge:], c) for c in candidates])
-        n, on_cpu = len(rows) // 2, row_moves.reads_are_free(rows.device)
-        chunk = _CHUNK if on_cpu else max(n, 1)
+        others = at_candidates(dense[edge:], step[edge:], candidates)
+        n = len(rows) // 2
         found = [
             self._try(
-                rows.view(2, n, rows.shape[1])[:, a : a + chunk],
-                Deltas(deltas.values, deltas.index.view(2, n)[:, a : a + chunk]),
+                rows.view(2, n, rows.shape[1])[:, some],
+                Deltas(deltas.values, deltas.index.view(2, n)[:, some]),
                 (first, step_first),
                 others,
                 candidates,
             )
-            for a in range(0, max(n, 1), chunk)
+            for some in candidate_chunks(n, rows.device)
         ]
         return torch.cat(found, 1)
 
@@ -119,16 +115,16 @@ class NeuMF(Backbone):
             change[side].index_copy_(0, touched, added[:, :k])
             if d_row_bias is not None:
                 d_row_bias.index_add_(0, touched, added[:, 5 * k])
-        x = torch.stack([moved(brackets[0], moved(brackets[1], brackets[2], c), c) for c in candidates]).relu_()
+        x = at_candidates(brackets[0], brackets[1], candidates, brackets[2]).relu_()
         parts = [part.unflatten(1, p.shape) for part, p in zip(*self._split(others), strict=True)]
         *tower, out_weight, out_bias = parts
         for layer_weight, layer_bias in zip(tower[::2], tower[1::2], strict=True):
             x = torch.baddbmm(layer_bias.unsqueeze(1), x, layer_weight.transpose(1, 2)).relu_()
-        products = [moved(product[0], change[0], c) * moved(product[1], change[1], c) for c in candidates]
-        last = torch.cat([torch.stack(products), x], -1)
+        user, item = (at_candidates(own, added, candidates) for own, added in zip(product, change, strict=True))
+        last = torch.cat([user * item, x], -1)
         logits = torch.baddbmm(out_bias.unsqueeze(1), last, out_weight.transpose(1, 2)).squeeze(-1)
         if row_bias is not None and d_row_bias is not None:
-            logits += torch.stack([moved(row_bias, d_row_bias, c) for c in candidates])
+            logits += at_candidates(row_bias, d_row_bias, candidates)
         return logits
 
     def _split(self, others: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

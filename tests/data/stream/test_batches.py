@@ -6,7 +6,6 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,7 +20,7 @@ from invdist.data.prepare.options import Synthetic
 from invdist.data.prepare.pipeline import prepare_log
 from invdist.data.schema import OBSERVED_SPLITS
 from invdist.data.stream import blocks, order
-from invdist.data.stream.batches import Batch, Stream, StreamSpec, UnlabeledSpec, ray_readers
+from invdist.data.stream.batches import Batch, Stream, StreamSpec, UnlabeledSpec
 from invdist.data.stream.observed import ObservedPairs
 from invdist.data.stream.order import ShuffledRows
 from invdist.data.stream.sampler import Sampler
@@ -240,64 +239,6 @@ def test_row_groups_larger_than_a_window(tmp_path: Path):
     seen = columns(list(Stream(spec, 0, 1).epoch(0)), ("user", "item"))
     found = sorted(zip(seen["user"].tolist(), seen["item"].tolist()))
     assert found == rows_of(tmp_path / "data", spec.splits, ("user", "item"))
-
-
-def test_ray_readers_give_the_same_and_survive_a_kill(tiny: Path, ray_cluster):
-    import ray
-
-    # 131,328 rows a step: two steps a block, so that the readers are asked for many blocks.
-    spec = spec_of(tiny, batch_size=256, unlabeled_per_row=512, window_rows=500, source="mix")
-    expected = list(Stream(spec, 0, 1).epoch(1))
-    readers = ray_readers(spec, 2)
-    assert len(readers.parts) == 2  # each has the observed pairs of half of the users
-    ranks = [Stream(spec, rank, 2, readers=readers, prefetch=2).epoch(1, start_step=3) for rank in (0, 1)]
-    found = []
-    for step, parts in enumerate(zip(*ranks), start=3):
-        found += parts
-        if step in (5, 8):
-            ray.kill(readers[step % 2], no_restart=False)
-        if step in (6, 8):
-            ray.kill(readers.parts[step % 4 // 2], no_restart=False)
-        if step == 10:  # all at once: nobody but the holder of `readers` knows the parts then
-            for actor in (*readers, *readers.parts):
-                ray.kill(actor, no_restart=False)
-    assert digest(found) == digest(expected[3:])
-
-
-@pytest.mark.parametrize("readers", [1, 2, 3, 8])
-@pytest.mark.parametrize(("window_rows", "unlabeled"), [(64, 0), (512, 1), (1024, 3), (2048, 7), (700, 1)])
-def test_every_reader_is_at_work(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, readers: int, window_rows: int, unlabeled: int
-):
-    monkeypatch.setattr(blocks, "_BLOCK_ROWS", 128)
-    monkeypatch.setattr(blocks, "_AHEAD_BLOCKS", 16)
-    spec = spec_of(tiny, batch_size=16, unlabeled_per_row=unlabeled, window_rows=window_rows)
-    stream = Stream(spec, 0, 1, readers=[None] * readers, prefetch=2)
-    maker = stream._maker
-    assert stream._prefetch >= (readers if readers > 1 else 2)
-    assert stream._prefetch <= max(16, readers, 2)
-    makers = [maker.reader_of(block) for block in range(maker.blocks)]
-    ragged = maker.stripe  # a window that blocks do not divide ends with a shorter stripe
-    for start in range(maker.blocks - stream._prefetch - ragged):
-        assert set(makers[start : start + stream._prefetch + ragged]) == set(range(readers))
-    # A window is read by few readers: no more than it has stripes.
-    size = maker.steps_per_block * spec.batch_size
-    by_window: dict[int, set[int]] = {}
-    for block, reader in enumerate(makers):
-        by_window.setdefault(block * size // window_rows, set()).add(reader)
-    per_window = -(-window_rows // size)
-    assert max(map(len, by_window.values())) <= -(-per_window // maker.stripe) + (window_rows < size)
-
-
-def test_readers_are_where_they_are_told_or_elsewhere_if_that_is_lost(tiny: Path, ray_cluster):
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    spec = spec_of(tiny, batch_size=256)
-    for nodes in ([here], ["0" * len(here)]):
-        readers = ray_readers(spec, 2, nodes)
-        part: Any = ray.get(readers[1].part.remote(0, 0, 0, 1), timeout=300)
-        assert len(part["user"]) > 0
 
 
 def test_parts_of_the_sampler_draw_what_one_draws(tiny: Path):

@@ -5,8 +5,7 @@
     splitting days    buckets -> ordered by split, once it is known how many rows of the past each bucket has
     writing days      ranges of the buckets' rows -> shards
 
-Ids are joined in the process that calls: its memory grows with ids, that of the tasks with none but the new index of
-each (4 bytes).
+The ids of both are joined before, in parts (`joining`): no process has all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ import numpy as np
 
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.onto import ROW, Growth, GrowthRules, columns_of
+from invdist.data.prepare.options import Options
 from invdist.data.prepare.parallel.arrays import bucketed, read_range, write_arrays
+from invdist.data.prepare.parallel.driver import Sizes
+from invdist.data.prepare.parallel.joining import join_ids, write_id_tables
 from invdist.data.prepare.parallel.runs import Run, cut, read_runs, write_shard
 from invdist.data.prepare.parallel.stages import Stages
 from invdist.data.prepare.spill import BUCKETS
@@ -45,16 +47,21 @@ class _Context:
 class ParallelGrowth:
     """One growth on the Ray of this process; `stages` runs its tasks, `target` is where the data set goes."""
 
-    def __init__(self, growth: Growth, stages: Stages, target: Folder, chunk_rows: int) -> None:
-        self.growth, self.stages, self.target, self._chunk_rows = growth, stages, target, chunk_rows
-        base, today, work = growth.base, growth.today, stages.work
+    def __init__(
+        self, base: Dataset, today: Dataset, options: Options, stages: Stages, target: Folder, sizes: Sizes
+    ) -> None:
+        self.stages, self.target, self._chunk_rows, work = stages, target, sizes.chunk_rows, stages.work
+        target.make()
+        ids = join_ids(base, today, options.drop_unseen, stages, sizes.part_ids)
+        self.growth = growth = Growth(base, today, options, ids)
+        self._files = write_id_tables(ids, stages, target)
         self.job = _Context(rules=growth.rules, base=base, today=today, work=work, target=target)
-        for folder in (*(work.child(name) for name in ("joined", "grown", "sorted")), target):
-            folder.make()
+        for name in ("joined", "grown", "sorted"):
+            work.child(name).make()
 
     def run(self) -> dict[str, Any]:
         """Does all stages, and gives the manifest of what is in the target. It is not written yet."""
-        growth, files = self.growth, {}
+        growth, files = self.growth, dict(self._files)
         calls = [(number, *shard) for number, shard in enumerate(growth.shards())]
         joined = self.stages.run("joining days", _join, self.job, calls)
         total = sum(result["rows"] for result in joined)
@@ -72,7 +79,7 @@ class ParallelGrowth:
         shards, rows = self._write(calls, layouts)
         for result in (*joined, *cleaned):
             growth.counts.update(result["counts"])
-        for name, path, table in (*growth.tables(), *growth.latent()):
+        for name, path, table in growth.latent():
             files[name] = self._write_table(path, table)
         return complete(growth.manifest(rows["unclear"]), rows, files, shards)
 

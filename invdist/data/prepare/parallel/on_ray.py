@@ -11,7 +11,7 @@ from typing import Any
 
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.cleaning import Progress
-from invdist.data.prepare.onto import Growth, fixed_labeling
+from invdist.data.prepare.onto import fixed_labeling
 from invdist.data.prepare.options import Kind, Options
 from invdist.data.prepare.parallel.driver import ParallelPreparation, Sizes
 from invdist.data.prepare.parallel.growing import ParallelGrowth
@@ -73,8 +73,7 @@ def prepare_on_ray(
                 if base is not None:
                     _finish(day, manifest)
                     today = Dataset.open(day.path, "fast", day.filesystem)
-                    growth = Growth(base, today, options)
-                    manifest = ParallelGrowth(growth, stages, target, sizes.chunk_rows).run()
+                    manifest = ParallelGrowth(base, today, options, stages, target, sizes).run()
             except UserError:
                 # Going on would end here again. A task that is being ended may still write a file.
                 with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from invdist.data.prepare.parallel.arrays import bucketed, read_columns, read_range, write_arrays
 from invdist.data.prepare.parallel.id_parts import NumberedIds, number_part, sorted_ids, write_ids
+from invdist.data.prepare.parallel.id_tables import write_id_table
 from invdist.data.prepare.parallel.runs import Run, read_runs, write_shard
 from invdist.data.prepare.quantiles import digit_counts
 from invdist.data.prepare.raw_log import RawLog
@@ -22,8 +21,7 @@ from invdist.data.prepare.row_rules import RowRules, pair_of_indices, pair_of_wo
 from invdist.data.prepare.spill import BUCKETS
 from invdist.data.prepare.split_rule import SplitRule
 from invdist.data.prepare.splitting import TRAIN
-from invdist.data.prepare.writer import PARQUET
-from invdist.data.schema import ROW_GROUP_ROWS, UNCLEAR_LABEL
+from invdist.data.schema import UNCLEAR_LABEL
 from invdist.runtime.files import Folder
 
 Segment = tuple[str, int, int]
@@ -136,44 +134,8 @@ def route(context: tuple[Context, NumberedIds, NumberedIds], number: int, name: 
 def table(context: tuple[Context, NumberedIds | None, int], name: str) -> dict[str, Any]:
     """Writes `users.parquet` or `items.parquet` part by part, as one table would be written."""
     job, ids, count = context
-    schema = pa.schema([("index", pa.int64()), ("raw", ids.part(0).type if ids is not None else pa.int64())])
-    path, written = f"{name}.parquet", 0
-    with job.target.create(path) as file:
-        sink = _Hashed(file)
-        with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, **PARQUET) as writer:
-            pending = pa.array([], schema.field("raw").type)
-            for part in range(len(ids.first) - 1 if ids is not None else 1):
-                more = ids.part(part) if ids is not None else pa.array(np.arange(count))
-                pending = pa.concat_arrays([pending, more])
-                last = ids is None or part == len(ids.first) - 2
-                whole = len(pending) if last else len(pending) // ROW_GROUP_ROWS * ROW_GROUP_ROWS
-                index = pa.array(np.arange(written, written + whole), pa.int64())
-                if whole:
-                    writer.write_table(pa.table([index, pending[:whole]], schema=schema), ROW_GROUP_ROWS)
-                pending, written = pending[whole:], written + whole
-    return {"entry": {"file": path, "rows": written, "bytes": sink.size, "sha256": sink.digest.hexdigest()}}
-
-
-class _Hashed:
-    """A file to write, which counts and hashes what is written."""
-
-    closed = False
-
-    def __init__(self, file: pa.NativeFile) -> None:
-        self._file, self.size, self.digest = file, 0, hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        """Writes on."""
-        self._file.write(content)
-        self.digest.update(content)
-        self.size += len(content)
-        return len(content)
-
-    def flush(self) -> None:
-        """The file below is flushed when it is closed."""
-
-    def close(self) -> None:
-        """The file below is closed by its owner."""
+    parts = (ids.part(part) for part in range(len(ids.first) - 1)) if ids is not None else [pa.array(np.arange(count))]
+    return {"entry": write_id_table(job.target, name, (pa.table({"raw": raw}) for raw in parts))}
 
 
 def find(context: tuple[Context, NumberedIds], part: int, values: list[Any]) -> dict[str, Any]:

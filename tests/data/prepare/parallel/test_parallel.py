@@ -31,7 +31,7 @@ from invdist.runtime.errors import UserError
 from invdist.runtime.private_ray import PrivateRay
 from tests.runs import train_here
 
-SMALL = Sizes(chunk_rows=1000, piece_bytes=30_000, part_ids=700)
+SMALL = Sizes(chunk_rows=1000, piece_bytes=30_000, part_ids=150)
 """So small that every stage has several tasks."""
 ROWS = 4000
 
@@ -218,17 +218,53 @@ def a_day(folder: Path, number: int) -> list[Path]:
 @pytest.mark.parametrize(
     "onto", [{}, {"keep": 1, "duplicates": "first"}, {"keep": 0, "older": "unclear", "drop_unseen": 1}]
 )
-def test_days_grow_to_the_same_bytes(onto: dict[str, Any], tmp_path: Path) -> None:
+def test_days_grow_to_the_same_bytes(onto: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before: Path | None = None
     for number in range(3):
         given = {"rule": "play_time", "shard_rows": 400, **(onto if number else {})}
         options, inputs = build_options("microvideo", given), a_day(tmp_path, number)
         alone = prepare_log(options, inputs, tmp_path / f"alone-{number}", onto=before)
-        together = prepare_on_ray(options, inputs, tmp_path / f"{number}", 0, sizes=SMALL, onto=before)
+        with monkeypatch.context() as patched:
+            patched.delattr(Dataset, "raw_ids")  # nobody needs all of them
+            together = prepare_on_ray(options, inputs, tmp_path / f"{number}", 0, sizes=SMALL, onto=before)
         assert together == alone
         before = tmp_path / f"alone-{number}"
         assert content(tmp_path / f"{number}") == content(before)
     assert together["growth"]["pairs_seen_before"] > 100
+    assert together["growth"]["new_users"] > 10
+    assert bool(together["growth"]["dropped_users"]) == ("drop_unseen" in onto)
+
+
+def test_numbers_of_a_day_join_the_text_of_another(tmp_path: Path) -> None:
+    """Their order is then that of text."""
+    for name, kind in (("monday", pa.string()), ("tuesday", pa.int64())):
+        table = plays().slice(0, 1500) if name == "monday" else plays().slice(1000, 2000)
+        ids = {column: table[column].cast(kind) for column in ("user", "item")}
+        pq.write_table(pa.table({**ids, "play_time": table["play_time"]}), tmp_path / f"{name}.parquet")
+    options = build_options("microvideo", {"rule": "play_time"})
+    prepare_log(options, [tmp_path / "monday.parquet"], tmp_path / "monday")
+    given = options, [tmp_path / "tuesday.parquet"]
+    prepare_log(*given, tmp_path / "alone", onto=tmp_path / "monday")
+    prepare_on_ray(*given, tmp_path / "together", 0, sizes=SMALL, onto=tmp_path / "monday")
+    assert content(tmp_path / "together") == content(tmp_path / "alone")
+    prepare_log(*given, tmp_path / "numbers")
+    inputs = [tmp_path / "monday.parquet"]
+    with pytest.raises(UserError, match="users of the log are text"):
+        prepare_on_ray(options, inputs, tmp_path / "wrong", 0, sizes=SMALL, onto=tmp_path / "numbers")
+    assert not (tmp_path / "wrong.partial").exists()
+
+
+def test_a_day_grows_on_two_workers(tmp_path: Path, ray_cluster: object) -> None:
+    given = {"rule": "play_time", "shard_rows": 400}
+    prepare_log(build_options("microvideo", given), a_day(tmp_path, 0), tmp_path / "before")
+    options, inputs = build_options("microvideo", {**given, "drop_unseen": 1}), a_day(tmp_path, 1)
+    prepare_log(options, inputs, tmp_path / "alone", onto=tmp_path / "before")
+    prepare_on_ray(options, inputs, tmp_path / "together", 2, sizes=SMALL, onto=tmp_path / "before")
+    assert content(tmp_path / "together") == content(tmp_path / "alone")
+    call = ["microvideo", "--input", *map(str, inputs), "--output", str(tmp_path / "command"), "--workers", "2"]
+    call += ["--onto", str(tmp_path / "before"), "rule=play_time", "shard_rows=400", "drop_unseen=1"]
+    assert command.main(call) == 0
+    assert content(tmp_path / "command") == content(tmp_path / "alone")
 
 
 def test_days_of_a_synthetic_feed_grow_to_the_same_bytes(tmp_path: Path) -> None:
@@ -336,7 +372,9 @@ def test_a_bucket_with_half_a_data_set_has_none(tmp_path: Path, s3_bucket: str) 
 def test_killed_workers_cost_nothing_but_time(tmp_path: Path, ray_cluster: PrivateRay) -> None:
     """A worker is killed in every stage, while it works: nothing is lost, nothing is doubled."""
     options, inputs = options_of("time and csv", tmp_path)
-    alone = prepare_log(options, inputs, tmp_path / "alone")
+    before = tmp_path / "before"
+    prepare_log(options, inputs[1:], before)
+    alone = prepare_log(options, inputs[:1], tmp_path / "alone", onto=before)
     killed: dict[str, int] = {}
 
     def kill(stage: str, rows: int) -> None:
@@ -345,8 +383,8 @@ def test_killed_workers_cost_nothing_but_time(tmp_path: Path, ray_cluster: Priva
                 os.kill(pid, signal.SIGKILL)
                 killed[stage] = pid
 
-    together = prepare_on_ray(options, inputs, tmp_path / "together", 3, kill, sizes=SMALL)
-    assert len(killed) >= 8, killed
+    together = prepare_on_ray(options, inputs[:1], tmp_path / "together", 3, kill, sizes=SMALL, onto=before)
+    assert len(killed) >= 16, killed
     assert together == alone
     assert content(tmp_path / "together") == content(tmp_path / "alone")
 
