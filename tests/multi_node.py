@@ -34,7 +34,7 @@ def limit(worker: object = None) -> None:
     imports, because torch maps half a gigabyte when it is imported, most of which it never uses.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (_memory("VmData") + LIMIT, resource.RLIM_INFINITY))
-    new, _noted["before"] = not _noted, _memory("RssAnon", "RssShmem")
+    new, _noted["before"] = not _noted, _held()
     if new:
         threading.Thread(target=_note_peak, args=(Path(os.environ["PEAKS"]),), daemon=True).start()
 
@@ -43,17 +43,22 @@ def _note_peak(folder: Path) -> None:
     peaks: dict[int, int] = {}
     while True:
         before = _noted["before"]
-        if (beyond := _memory("RssAnon", "RssShmem") - before) > peaks.get(before, 0) + (1 << 20):
+        if (beyond := _held() - before) > peaks.get(before, 0) + (1 << 20):
             peaks[before] = beyond
             work = Path("/proc/self/cmdline").read_text().split("\0")[0]
             with open(folder / str(os.getpid()), "a") as file:
                 file.write(json.dumps({"work": work, "bytes": beyond}) + "\n")
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
-def _memory(*names: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return sum(int(lines[name].split()[0]) for name in names) * 1024
+def _held() -> int:
+    """Memory of this process; what ranks of this host share is divided among those that use it."""
+    return _memory("RssAnon") + _memory("Pss_Shmem", "smaps_rollup")
+
+
+def _memory(name: str, file: str = "status") -> int:
+    lines = (line.split() for line in Path(f"/proc/self/{file}").read_text().splitlines())
+    return next(int(size[0]) for key, *size in lines if key == f"{name}:") * 1024
 
 
 def hold_whole(run: str) -> str:

@@ -2,8 +2,7 @@
 
 Gloo moves every message through TCP on the loopback interface: four copies and two wake-ups. Here the sender writes
 its message into a shared buffer (`send_buffer`), or copies it there, and the receiver reads its parts in place (`use`),
-or copies them out. Gloo is used once, to find each other. Tables are in shared memory too (`share`): a rank reads the
-rows of the others where they are.
+or copies them out. Gloo is used once, to find each other. A rank reads the tables of the others in place (`share`).
 
 Every rank has a *board*, a ring of one line per message:
 
@@ -55,8 +54,7 @@ class SharedMemoryComm(Comm):
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, torch.device("cpu"))
-        self._timeout_s, self._number = timeout_s, 0
-        self._kernels = kernels()
+        self._timeout_s, self._number, self._kernels = timeout_s, 0, kernels()
         self._looks_us = _LOOKS_US if self.size <= len(os.sched_getaffinity(0)) else 0
         self._line = 3 + self.size + 1
         self._board = _Buffer.new((_LINES * (self._line + 1) + 1) * 8)
@@ -97,10 +95,10 @@ class SharedMemoryComm(Comm):
         said: list[Any] = [None] * self.size
         dist.all_gather_object(said, (mine.fd, mine.size, tuple(tensor.shape)), group=self.group)
         tensor.untyped_storage().resize_(0)
-        shared = []
-        for rank, (fd, size, shape) in enumerate(said):
-            buffer = mine if rank == self.rank else _Buffer.open(self._pids[rank], fd, size)
-            shared.append(buffer.tensor(tensor.dtype, 0, math.prod(shape)).view(shape))
+        shared = [
+            _Buffer.open(pid, fd, size).tensor(tensor.dtype, 0, math.prod(shape)).view(shape)
+            for pid, (fd, size, shape) in zip(self._pids, said, strict=True)
+        ]
         self.barrier()  # all have opened them: file descriptors are numbers that are used again
         os.close(mine.fd)
         return shared
@@ -214,8 +212,7 @@ class SharedMemoryComm(Comm):
     def _line_of(self, rank: int, number: int) -> np.ndarray:
         line = self._boards[rank][number % _LINES]
         if line[0] != number:
-            word = line.ctypes.data
-            looks = self._looks_us
+            word, looks = line.ctypes.data, self._looks_us
             if self._kernels is None or not looks or not self._kernels.wait_for(word, number, looks):
                 self._wait(lambda: bool(line[0] == number), number, rank)
         return line
