@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_json
 
 from invdist.bench._serve_client import Load, Outcome, Question, question
 from invdist.runtime.errors import UserError
@@ -117,7 +118,7 @@ def questions_of(run: Path, items: int, count: int = 100) -> tuple[list[bytes], 
         raw = opened[0].users.take(user[:1]).to_pylist()[0], opened[0].items.take(item).to_pylist()
         bodies.append(json.dumps({"user": raw[0], "item": raw[1]}).encode())
         scores = {one.about_checkpoint()["digest"]: logits(one.model, user, item).tolist() for one in opened}
-        expected.append({digest: f'"score": {json.dumps(values)}'.encode() for digest, values in scores.items()})
+        expected.append({digest: b'"score":' + to_json(values) for digest, values in scores.items()})
     return bodies, expected
 
 

@@ -63,6 +63,8 @@ class SortedIds(RawIds):
 
     def indices(self, ids: pa.Array) -> np.ndarray:
         """Indices (int64) of ids in the data set's type; `UNKNOWN` for nulls and ids it does not have."""
+        if not ids.null_count:
+            return self._lookup.places(ids)
         found = np.full(len(ids), UNKNOWN, np.int64)
         found[ids.is_valid().to_numpy(zero_copy_only=False)] = self._lookup.places(ids.drop_null())
         return found

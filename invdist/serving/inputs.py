@@ -58,6 +58,8 @@ def match(user: pa.Array, item: pa.Array, users: RawIds, items: RawIds) -> Match
     """Finds the indices of raw ids."""
     user, item = users.cast(user), items.cast(item)
     pairs = MatchedPairs(users.indices(user), items.indices(item), user, item, Counter(rows=len(user)))
+    if pairs.known.all():
+        return pairs
     readable = user.is_valid().to_numpy(zero_copy_only=False) & item.is_valid().to_numpy(zero_copy_only=False)
     pairs.counts["unreadable"] = int(np.count_nonzero(~readable))
     pairs.counts["unknown_users"] = int(np.count_nonzero(readable & (pairs.user == UNKNOWN)))

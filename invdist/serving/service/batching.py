@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 MOST_ROWS = 1 << 14
+_FEW_ROWS = 1 << 12
+"""A batch up to this size is computed between two events: a thread would wait longer for Python's lock."""
 
 
 class _Waiting(NamedTuple):
@@ -20,7 +22,7 @@ class _Waiting(NamedTuple):
 
 
 class Batcher:
-    """Scores the pairs of all waiting requests at once, in a thread, in the order they came.
+    """Scores the pairs of all waiting requests at once, many of them in a thread, in the order they came.
 
     Nobody waits for a batch to fill: alone, a request is a batch of its own. `on_batch` gets the rows of each.
     """
@@ -58,7 +60,10 @@ class Batcher:
         user, item = (np.concatenate(column) for column in list(zip(*batch, strict=True))[:2])
         self._on_batch(len(user))
         try:
-            scores = await asyncio.get_running_loop().run_in_executor(self._pool, self._score, user, item)
+            if len(user) <= _FEW_ROWS:
+                scores = self._score(user, item)
+            else:
+                scores = await asyncio.get_running_loop().run_in_executor(self._pool, self._score, user, item)
         except Exception as error:
             for waiting in batch:
                 if not waiting.result.done():
