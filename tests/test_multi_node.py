@@ -34,8 +34,8 @@ SETTINGS = {
     "data": {"batch_size": 8192, "readers": 2},
     "rows": {"dim": DIM, "sharding": "row_wise", "optimizer": "rowwise_adagrad", "bias": True},
     "optimizer": {"gamma": 0.1},
-    "training": {"epochs": 2, "patience": 9},
-    "checkpoint": {"every_steps": 20, "asynchronous": False},  # in the background it would need a copy of the rows
+    "training": {"epochs": 1},
+    "checkpoint": {"every_steps": 10, "asynchronous": False},  # in the background it would need a copy of the rows
     "ray": {"workers": WORKERS, "device": "cpu", "timeout_s": 60},
 }
 
@@ -87,7 +87,9 @@ def test_nodes_do_together_what_no_process_could(
     for kind in ("RayTrainWorker", "_Worker"):
         assert max(peak["bytes"] for peak in peaks if kind in peak["work"]) > tables.bytes / WORKERS
 
-    one = configs.from_mapping(SETTINGS, [*runs, "name=one", "ray.workers=1", "data.readers=0"])
+    one = configs.from_mapping(
+        SETTINGS, [*runs, "name=one", "ray.workers=1", "data.readers=0", "checkpoint.every_steps=0"]
+    )
     folder = run_folder.create(one, dataset)
     with single_rank():
         Trainer(one, folder, device=torch.device("cpu")).fit()

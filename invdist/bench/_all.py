@@ -33,6 +33,7 @@ PLAN = {
     "strong": "ranks --parts strong",
     "crossover": "ranks --parts crossover --repeats 9",
     "latency": "ranks --parts latency --batch 1024",
+    "exchange": "exchange",
     "step_1024": "step --repeats 21",
     "step_8192": "step --batch 8192 --repeats 21",
     "step_65536": "step --batch 65536 --repeats 5",

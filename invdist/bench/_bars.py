@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from invdist.bench import epoch, peers, ranks
+from invdist.bench import epoch, exchange, peers, ranks
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ def _bars() -> Iterator[Bar]:
         key = f"strong_scaling_{batch}"
         what = f"two workers over one, global batch {batch:,}, files to weights"
         yield Bar(what, "strong", lambda f, key=key: f[key], ranks.GOALS[key])
+    for size, goal in exchange.GOALS.items():
+        what = f"host time of an exchange at {size:,} ranks, ms"
+        yield Bar(what, "exchange", lambda f, size=size: f[f"ms_{size}_ranks"], goal, most=True)
     for name, goal in (("step_1024", 0.4), ("step_8192", 0.3)):
         what = f"GMF plain step over TorchRec's fused step ({int(name[5:]):,})"
         yield Bar(what, name, lambda f: f["plain_vs_fused"], goal, most=True)

@@ -119,15 +119,19 @@ class InverseGradient:
         """
         comm, device = self.model.comm, self.model.device
         shared = [float(pairs_V), float(len(w1)), w1.sum(), square_g, self._test_square]
-        by_rank: list[float | Tensor] = [0.0] * (2 * comm.size)
-        if comm.size > 1:
-            by_rank[2 * comm.rank : 2 * comm.rank + 2] = self._chosen, self.model.checksum()
+        of_rank = [self._chosen, self.model.checksum()] if comm.size > 1 else [0.0, 0.0]
+        before, after = 2 * comm.rank, 2 * (comm.size - comm.rank - 1)
         if row_moves.reads_are_free(device):
-            own = torch.tensor([*losses_V.tolist(), *map(float, (*shared, *by_rank))], dtype=torch.float64)
-        else:
-            values = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in (*shared, *by_rank)]
-            own = torch.cat([losses_V, torch.stack(values)])
-        return comm.all_reduce(own).wait()
+            values = [*losses_V.tolist(), *map(float, shared), *[0.0] * before, *map(float, of_rank), *[0.0] * after]
+            return comm.all_reduce(torch.tensor(values, dtype=torch.float64)).wait()
+        # Filled and not uploaded: the host would wait for the copy of each number.
+        scalars = [
+            value.double() if isinstance(value, Tensor) else losses_V.new_full((), value)
+            for value in (*shared, *of_rank)
+        ]
+        parts = torch.stack(scalars).split([len(shared), len(of_rank)])
+        zeros = losses_V.new_zeros(before), losses_V.new_zeros(after)
+        return comm.all_reduce(torch.cat([losses_V, parts[0], zeros[0], parts[1], zeros[1]])).wait()
 
     def _choose(self, figures: Tensor) -> tuple[float | Tensor, dict[str, Any] | None]:
         """The multiplier that wins; on the CPU with the details of the step, on a GPU without waiting for them.

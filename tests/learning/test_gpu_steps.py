@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -36,6 +37,15 @@ class OneDevice(TorchDispatchMode):
         return out
 
 
+class NoUploads(TorchFunctionMode):
+    """Raises where values of the host become a tensor: a GPU would copy them, and the host would wait for the copy."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.tensor, torch.as_tensor, torch.from_numpy) and not isinstance(args[0], torch.Tensor):
+            raise AssertionError(f"{func.__name__} uploads {args[0]}")
+        return func(*args, **(kwargs or {}))
+
+
 def _one_step(method: str, phase: int, ranks: int, model: str = "gmf", **options: Any) -> int:
     """Takes a step of a strategy; gives how often the host read from the device."""
     return _reads_and_operators(method, phase, ranks, model, **options)[0]
@@ -58,12 +68,18 @@ def _reads_and_operators(
     chosen = strategy.phases(setting)[phase]
     pairs = ranks if method == "srns" else max(64, ranks)  # which sends as many to each rank as loopback says
     rows = batch(pairs, max(1, chosen.unlabeled_per_row), GPU)
-    with OneDevice() as counted:
-        exchange = recommender.exchange(*strategy.groups(chosen, rows)).advance().finish()
-        record = strategy.step(chosen, rows, exchange)
-    assert record.loss.device == GPU
     comm = recommender.comm
     assert isinstance(comm, LoopbackComm)
+
+    def step() -> None:
+        exchange = recommender.exchange(*strategy.groups(chosen, rows)).advance().finish()
+        record = strategy.step(chosen, rows, exchange)
+        assert record.loss.device == GPU
+
+    step()  # constants are uploaded in the first step
+    comm.host_reads = 0
+    with OneDevice() as counted, NoUploads():
+        step()
     return comm.host_reads, counted.operators
 
 
@@ -136,5 +152,7 @@ def test_the_proof_can_fail() -> None:
         tensor.tolist()
     with pytest.raises(AssertionError, match="has a tensor on cpu"), OneDevice():
         torch.zeros(3)
+    with pytest.raises(AssertionError, match="uploads 3"), NoUploads():
+        torch.as_tensor(3.0, device=GPU)
     with pytest.raises(AssertionError, match="reaches the ranks"):
         LoopbackComm(2, GPU).all_reduce(torch.zeros(3))
