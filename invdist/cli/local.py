@@ -48,6 +48,7 @@ def _launch(preset: str, bind: str, overrides: list[str], *, compare: bool) -> i
     from invdist.data.dataset import Dataset
     from invdist.training.data_checks import check_against_data, check_fits_host
     from invdist.training.first_run import is_plain, train_and_compare
+    from invdist.training.sizes import suited
 
     data = Path("data", preset).absolute()
     overrides = [f"data.path={data}", *overrides]
@@ -56,10 +57,11 @@ def _launch(preset: str, bind: str, overrides: list[str], *, compare: bool) -> i
     if synthetic and (code := _prepare(data, preset)):
         return code
     dataset = Dataset.open(config.data.path, verify="fast")
-    check_against_data(config, dataset)
-    check_fits_host(config, dataset)
+    sized = suited(config, dataset)
+    check_against_data(sized, dataset)
+    check_fits_host(sized, dataset)
     command = [sys.executable, "-u", "-m", "invdist.train", "--config", str(LOCAL), *overrides]
-    with _cluster(bind, _cpus(config)) as train:
+    with _cluster(bind, _cpus(sized)) as train:
         if compare and synthetic and not is_plain(config):
             return train_and_compare(config, command, train)
         return train(command)
@@ -77,8 +79,7 @@ def _prepare(data: Path, preset: str) -> int:
 
 def _cpus(config: Config) -> int:
     """Logical CPUs of the head: what workers and readers reserve, even if this machine has fewer."""
-    workers = 1 if config.ray.workers == "auto" else config.ray.workers  # `auto` takes what the machine has
-    needed = math.ceil(workers * config.ray.cpus_per_worker) + config.data.readers + 1
+    needed = math.ceil(config.ray.ranks * config.ray.cpus_per_worker) + config.data.readers + 1
     return max(os.cpu_count() or 1, needed)
 
 
