@@ -1,4 +1,4 @@
-"""The compiled kernels of table rows (kernels.c), called with tensors. Results are those of the torch operators."""
+"""The compiled kernels of rows (kernels.c) and of a step (step_kernels.c). Results are those of the torch operators."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from invdist.runtime.native import Native, compiled
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCE, STEP_SOURCE = (Path(__file__).with_name(name) for name in ("kernels.c", "step_kernels.c"))
 _POINTER, _INT, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 
 
 class Kernels:
     """Rows are float32, indices int64, everything contiguous and on the CPU."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, rows: ctypes.CDLL, steps: ctypes.CDLL) -> None:
         def function(name: str, *arguments: Any, gives: Any = _INT) -> Any:
-            found = getattr(library, name)
+            found = getattr(rows if hasattr(rows, name) else steps, name)
             found.argtypes, found.restype = arguments, gives
             return found
 
@@ -228,12 +228,12 @@ def _check(wrong: int, index: Tensor, rows: int) -> None:
 
 
 def native() -> Native:
-    """The compiled library, or why there is none."""
+    """The compiled library of rows, or why there is none."""
     return compiled(SOURCE)
 
 
 @cache
 def kernels() -> Kernels | None:
     """The compiled kernels; None where there are none, and torch operators do the same."""
-    library = native().library
-    return None if library is None else Kernels(library)
+    rows, steps = native().library, compiled(STEP_SOURCE).library
+    return None if rows is None or steps is None else Kernels(rows, steps)

@@ -101,9 +101,8 @@ class Options(Section):
 
     def given_split(self) -> GivenSplit | None:
         """The given split, if there is one."""
-        if self.valid_file and self.test_file:
-            return GivenSplit(path_as_given(self.valid_file), path_as_given(self.test_file))
-        return None
+        files = [path_as_given(file) for file in (self.valid_file, self.test_file) if file]
+        return GivenSplit(*files) if len(files) == 2 else None
 
 
 class FileOptions(Options):
@@ -305,8 +304,7 @@ class Synthetic(PlayOptions):
     positive_share: OpenShare | None = None
     """Share of positives among clear rows, instead of the preset's."""
     days: Count | None = None
-    """A feed of so many days from 2026-01-01 on, with new users and items every day; since and until choose among
-    them. null: one log without dates."""
+    """A feed of so many days from 2026-01-01 on, with new users and items each day; null: one log without dates."""
     drift: Share = 0.1
     """days: how far a user's taste moves from one day to the next, as a share of its length."""
     arriving: Share = 0.3
@@ -328,9 +326,8 @@ class Synthetic(PlayOptions):
         upto = day_number(self.until) - day_number(FIRST_DAY) if self.until else self.days - 1
         if upto < 0:
             raise UserError(f"until={self.until}: the feed begins on {FIRST_DAY}")
-        return DailyFeed(
-            self.preset, scale, self.seed, days=self.days, drift=self.drift, arriving=self.arriving, upto=upto
-        )
+        span = {"days": self.days, "drift": self.drift, "arriving": self.arriving}
+        return DailyFeed(self.preset, scale, self.seed, upto=upto, **span)
 
 
 Kind = Ml1m | KuaiRand | MicroVideo | Ratings | Synthetic
