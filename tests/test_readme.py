@@ -33,7 +33,7 @@ def test_the_quick_start_is_exactly_the_two_commands() -> None:
 
 
 def test_the_first_command_trains_a_model(tmp_path: Path, tiny_data: Path) -> None:
-    reduced = ("training.epochs=4", "data.batch_size=256", "optimizer.gamma=0.03", "name=first")
+    reduced = ("training.epochs=4", "data.batch_size=256", "optimizer.gamma=0.03", "ray.workers=2", "name=first")
     done = _run(_quick_start()[0], f"data.path={tiny_data}", *reduced, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "first"

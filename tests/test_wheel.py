@@ -48,7 +48,7 @@ def test_the_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
     empty.mkdir()
     where = _run(programs / "python", "-c", "import invdist; print(invdist.__file__)", cwd=empty)
     assert where.startswith(str(tmp_path / "environment"))
-    settings = ("training.epochs=1", "data.batch_size=256", "ray.workers=1", "name=first")
+    settings = ("training.epochs=1", "data.batch_size=256", "name=first")
     shown = _run(programs / "invdist", "local", "--preset", "tiny", *settings, cwd=empty)
     assert f"run: {empty}/runs/first\n" in shown
     assert f"run: {empty}/runs/first-plain\n" in shown, "plain training beside it"

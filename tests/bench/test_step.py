@@ -78,9 +78,10 @@ def test_step_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["plain_vs_fused"] == pytest.approx(figures["plain_ms"] / figures["fused_ms"])
     assert figures["ig_vs_fused"] == pytest.approx(figures["ig_ms"] / figures["fused_ms"])
     assert figures["speedup_vs_textbook"] == pytest.approx(figures["textbook_ms"] / figures["ig_ms"])
-    # Ids and rows of (64 + 64) pairs out, gradients of both back, deltas of V; half of each stays on its rank.
+    # Ids of (64 + 64) pairs out, gradients of both back, deltas of V; half of each stays on its rank. Rows are read in
+    # the memory of the other rank.
     rows = 2 * 64 * 8 * 4
-    assert 0.35 * 5 * rows < figures["bytes_sent_per_rank"] < 1.1 * 5 * rows
+    assert 0.35 * 3 * rows < figures["bytes_sent_per_rank"] < 1.1 * 3 * rows
     assert figures["plain_bytes_sent_per_rank"] < figures["bytes_sent_per_rank"] / 2
 
 
