@@ -55,9 +55,8 @@ def gather_rows(table: Tensor, rows: Tensor, out: Tensor | None = None) -> Tenso
     if (compiled := kernels_for(table)) is not None:
         return compiled.gather(table, rows, out)
     if table.device.type != "cpu" or len(rows) == 0:
-        found = table.index_select(0, rows)
-    else:
-        found = embedding_bag(rows, table, _counting(len(rows)), mode="sum")
+        return torch.index_select(table, 0, rows, out=out)
+    found = embedding_bag(rows, table, _counting(len(rows)), mode="sum")
     return found if out is None else out.copy_(found)
 
 
