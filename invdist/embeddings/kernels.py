@@ -42,6 +42,7 @@ class Kernels:
         self._add_indexed = function("add_indexed", p, i, i, p, p, _FLOAT, gives=None)
         self._square_sum = function("square_sum", p, i, gives=_DOUBLE)
         self._dual_loss = function("dual_loss", p, i, p, gives=None)
+        self._log_loss = function("log_loss", p, p, i, p, gives=None)
         self._log_loss_sums = function("log_loss_sums", p, p, i, i, p, gives=None)
         self._sign_step = function("sign_step", p, i, _FLOAT, _FLOAT, gives=None)
         self._adamw = function("adamw", p, p, p, i, i, p, i, p, i, i, *[_DOUBLE] * 6)
@@ -146,6 +147,12 @@ class Kernels:
         """Loss, w1, w0 and slope of the inverse dual loss of each logit: float64 `[4, n]`; see `losses.py`."""
         out = torch.empty((4, len(logit)), dtype=torch.float64)
         self._dual_loss(logit.data_ptr(), len(logit), out.data_ptr())
+        return out
+
+    def log_loss(self, logit: Tensor, label: Tensor) -> Tensor:
+        """Log-loss and slope of each logit: `[2, n]`."""
+        out = torch.empty((2, len(logit)))
+        self._log_loss(logit.data_ptr(), label.data_ptr(), len(logit), out.data_ptr())
         return out
 
     def log_loss_sums(self, logits: Tensor, label: Tensor) -> list[float]:

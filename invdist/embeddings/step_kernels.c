@@ -53,7 +53,9 @@ void dual_loss(const float *logit, i64 n, double *restrict out) {
 
 // The log-loss of logits s, as in torch: (1 - label) * s + max(-s, 0) + log(1 + exp(-|s|)), so a logit that is not finite
 // never has a finite loss. exp by powers of 2 and a polynomial, log(1 + e) as 2 atanh(e / (2 + e)): float32 to rounding.
-static inline void log_losses(const float *restrict s, const float *restrict label, float *restrict out) {
+// The slope d loss / ds is sigmoid(s) - label.
+static inline void log_losses(const float *restrict s, const float *restrict label, float *restrict out,
+                              float *restrict slope) {
     float power[LANES], scale[LANES];
     int32_t bits[LANES];
     for (int l = 0; l < LANES; l++) {
@@ -75,6 +77,22 @@ static inline void log_losses(const float *restrict s, const float *restrict lab
         q = fmaf(q, u, 1.0f / 9), q = fmaf(q, u, 1.0f / 7), q = fmaf(q, u, 0.2f), q = fmaf(q, u, 1.0f / 3);
         float opposite = s[l] < 0 ? -s[l] : 0;
         out[l] = (1 - label[l]) * s[l] + (opposite + 2 * fmaf(q * u, t, t));
+        slope[l] = (s[l] < 0 ? e : 1.0f) / (1.0f + e) - label[l];
+    }
+}
+
+// The next `LANES` of n values, of which `some` are left: where they are, or in `last` where fewer are left.
+static inline const float *next_lanes(const float *values, int some, float *last) {
+    return some < LANES ? memcpy(last, values, some * sizeof *values) : values;
+}
+
+// The log-loss of each of n logits (`out`), and the slopes after them.
+void log_loss(const float *logit, const float *label, i64 n, float *out) {
+    for (i64 i = 0; i < n; i += LANES) {
+        float last[2][LANES] = {{0}}, loss[LANES], slope[LANES];
+        int some = n - i < LANES ? (int)(n - i) : LANES;
+        log_losses(next_lanes(logit + i, some, last[0]), next_lanes(label + i, some, last[1]), loss, slope);
+        memcpy(out + i, loss, some * sizeof *out), memcpy(out + n + i, slope, some * sizeof *out);
     }
 }
 
@@ -83,14 +101,10 @@ void log_loss_sums(const float *logits, const float *label, i64 count, i64 n, do
     for (i64 row = 0; row < count; row++) {
         double sums[LANES] = {0}, sum = 0;
         for (i64 i = 0; i < n; i += LANES) {
-            float last[2][LANES] = {{0}}, loss[LANES];
+            float last[2][LANES] = {{0}}, loss[LANES], slope[LANES];
             int some = n - i < LANES ? (int)(n - i) : LANES;
-            const float *s = logits + row * n + i, *y = label + i;
-            if (some < LANES) {
-                memcpy(last[0], s, some * sizeof *s), memcpy(last[1], y, some * sizeof *y);
-                s = last[0], y = last[1];
-            }
-            log_losses(s, y, loss);
+            const float *s = next_lanes(logits + row * n + i, some, last[0]);
+            log_losses(s, next_lanes(label + i, some, last[1]), loss, slope);
             for (int l = 0; l < some; l++) sums[l] += loss[l];
         }
         for (int l = 0; l < LANES; l++) sum += sums[l];

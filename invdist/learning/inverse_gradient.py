@@ -93,17 +93,17 @@ class InverseGradient:
         # 2. and 3. The loss of every candidate theta + c*D; one all-reduce sums them over the global V.
         with watch("candidates"):
             deltas_V = model.rows.lookup_delta(route_V, D.rows)
-            logits = model.candidate_logits(rows_V, route_V, deltas_V, D, self.candidates)
-            figures = self._reduce(log_loss_sums(logits, batch.label), len(batch.label), annotation.w1, square_g)
+            tried = model.try_candidates(rows_V, route_V, deltas_V, D, self.candidates)
+            figures = self._reduce(log_loss_sums(tried.logits, batch.label), len(batch.label), annotation.w1, square_g)
 
         # 4. The smallest loss wins, on every rank alike.
-        c, details = self._choose(figures)
+        chosen, c, details = self._choose(figures)
 
         # 5. Commit, then one gamma step on the log-loss of V at the committed theta.
         with watch("commit"):
             model.add(D, c)
             committed_V = deltas_V.add_to(rows_V.detach(), c).requires_grad_()
-            loss_V = log_loss(model.logits(committed_V, route_V), batch.label)
+            loss_V = log_loss(model.logits_of_candidate(committed_V, route_V, tried, chosen), batch.label)
             penalty = model.penalty(committed_V, route_V, len(loss_V))
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V, penalty)
             model.step(gradient_V)
@@ -133,18 +133,20 @@ class InverseGradient:
         zeros = losses_V.new_zeros(before), losses_V.new_zeros(after)
         return comm.all_reduce(torch.cat([losses_V, parts[0], zeros[0], parts[1], zeros[1]])).wait()
 
-    def _choose(self, figures: Tensor) -> tuple[float | Tensor, dict[str, Any] | None]:
-        """The multiplier that wins; on the CPU with the details of the step, on a GPU without waiting for them.
+    def _choose(self, figures: Tensor) -> tuple[int | Tensor, float | Tensor, dict[str, Any] | None]:
+        """The number and multiplier of the candidate that wins; on the CPU with the details of the step.
 
-        On the CPU a run that diverges stops here, before anything is committed. On a GPU `Record.read` finds it.
+        On the CPU a run that diverges stops here, before anything is committed. On a GPU `Record.read` finds it:
+        nobody waits for the details here.
         """
         if row_moves.reads_are_free(figures.device):
             details = self._details(figures.numpy())
-            self._chosen = float(self.candidates.index(details["direction"]))
-            return details["direction"], details
+            number = self.candidates.index(details["direction"])
+            self._chosen = float(number)
+            return number, details["direction"], details
         chosen = choose(figures[: len(self.candidates)], self._order)
         self._chosen = chosen.double()
-        return self._multipliers.take(chosen), None
+        return chosen, self._multipliers.take(chosen), None
 
     def _details(self, figures: np.ndarray) -> dict[str, Any]:
         """What is recorded of a step, from the sums of `_reduce`. Raises where ranks differ or no loss is finite."""

@@ -23,8 +23,26 @@ class Annotation(NamedTuple):
 
 def log_loss(logit: Tensor, label: Tensor) -> Tensor:
     """Log-loss of each labeled pair, float32."""
+    if kernels_for(logit) and kernels_for(label) and logit.dim() == 1 and logit.shape == label.shape:
+        return _LogLoss.apply(logit, label)
     logit, label = torch.broadcast_tensors(logit.float(), label.float())
     return binary_cross_entropy_with_logits(logit, label, reduction="none")
+
+
+class _LogLoss(torch.autograd.Function):
+    """The log-loss and its slope, sigmoid(s) - label, as one kernel. Labels have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logit: Tensor, label: Tensor) -> Tensor:
+        compiled = kernels_for(logit)
+        assert compiled is not None
+        loss, slope = compiled.log_loss(logit.contiguous(), label.contiguous()).unbind()
+        ctx.save_for_backward(slope)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.saved_tensors[0] * gradients[0], None
 
 
 def log_loss_sums(logits: Tensor, label: Tensor) -> Tensor:

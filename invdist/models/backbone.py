@@ -7,6 +7,7 @@ docs/backbones.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -17,6 +18,26 @@ from invdist.embeddings.row_moves import Deltas, UniqueRows, moved
 
 _CHUNK = 1024
 BIAS_COLUMNS = 4  # FBGEMM wants a multiple of 4 columns; the first is the bias, the others stay as drawn.
+
+
+@dataclass(slots=True)
+class Tried:
+    """What is known when all candidates have been tried."""
+
+    logits: Tensor
+    """`[candidates, n]`."""
+    layers: list[list[Tensor]] = field(default_factory=list)
+    """What `Backbone.of_candidate` wants to know again: for each chunk of pairs `[candidates, pairs, ...]` tensors."""
+
+    def of(self, chosen: int | Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The logits and layers of one candidate, by its number: views where the host knows it and chunks are one."""
+
+        def pick(values: Tensor) -> Tensor:
+            return values.index_select(0, chosen.view(1))[0] if isinstance(chosen, Tensor) else values[chosen]
+
+        chunks = [[pick(layer) for layer in layers] for layers in self.layers]
+        joined = chunks[0] if len(chunks) == 1 else [torch.cat(parts) for parts in zip(*chunks, strict=True)]
+        return pick(self.logits), joined
 
 
 class Backbone(nn.Module):
@@ -52,6 +73,17 @@ class Backbone(nn.Module):
         order, and `step` likewise.
         """
         return None
+
+    def try_candidates(
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
+    ) -> Tried | None:
+        """`candidate_logits`, and what `of_candidate` can use of the way to them."""
+        logits = self.candidate_logits(rows, deltas, dense, step, candidates)
+        return None if logits is None else Tried(logits)
+
+    def of_candidate(self, rows: Tensor, tried: Tried, chosen: int | Tensor) -> Tensor:
+        """`of_rows`, where the rows and all parameters have become those of the candidate with the number `chosen`."""
+        return self.of_rows(rows)
 
     def penalty(self, user: Tensor, item: Tensor) -> Tensor | None:
         """What is added to the loss of each labeled pair to keep its rows small: `[n]`; None: nothing."""

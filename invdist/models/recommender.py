@@ -14,7 +14,7 @@ from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange, Pairs, Route
 from invdist.embeddings.row_moves import Deltas, moved
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
-from invdist.models.backbone import Backbone
+from invdist.models.backbone import Backbone, Tried
 from invdist.models.flat import FlatAdamW, flatten, views
 from invdist.runtime.errors import UserError
 
@@ -145,13 +145,20 @@ class Recommender:
     def candidate_logits(
         self, rows: Tensor, route: Route, deltas: Deltas, step: Update, candidates: Sequence[float]
     ) -> Tensor:
-        """Logits `[candidates, n]` at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
+        """The logits of `try_candidates`: `[candidates, n]`."""
+        return self.try_candidates(rows, route, deltas, step, candidates).logits
+
+    @torch.no_grad()
+    def try_candidates(
+        self, rows: Tensor, route: Route, deltas: Deltas, step: Update, candidates: Sequence[float]
+    ) -> Tried:
+        """Logits at `theta + c * step` for every multiplier c; `deltas` is what it adds to `rows`.
 
         Always in float32: candidates differ by less than bf16 can tell. A backbone may know a way to try all at once.
         Otherwise dense weights take the value of each candidate in turn; afterwards they are what they were.
         """
         whole = _whole_rows(rows, route)
-        found = self.backbone.candidate_logits(whole, deltas, self._flat, step.dense, candidates)
+        found = self.backbone.try_candidates(whole, deltas, self._flat, step.dense, candidates)
         if found is not None:
             return found
         theta, added, logits = self._flat.clone(), deltas.dense(), []
@@ -160,7 +167,12 @@ class Recommender:
                 self._flat.copy_(moved(theta, step.dense, c))
                 logits.append(self.logits(moved(rows, added, c), route, exact=True))
         self._flat.copy_(theta)
-        return torch.stack(logits)
+        return Tried(torch.stack(logits))
+
+    def logits_of_candidate(self, rows: Tensor, route: Route, tried: Tried, chosen: int | Tensor) -> Tensor:
+        """`logits`, once the candidate with the number `chosen` was committed: `rows` have its deltas."""
+        with self._autocast():
+            return self.backbone.of_candidate(_whole_rows(rows, route), tried, chosen).float()
 
     @torch.no_grad()
     def add(self, step: Update, scale: float | Tensor) -> None:

@@ -13,7 +13,7 @@ from invdist.embeddings import row_moves
 from invdist.embeddings.kernels import SOURCE, kernels
 from invdist.embeddings.row_moves import Deltas, UniqueRows, add_rows, gather_keys, gather_rows, square_sum
 from invdist.embeddings.row_optimizers import Adam, ColumnGroup
-from invdist.learning.losses import inverse_dual_loss, log_loss_sums
+from invdist.learning.losses import inverse_dual_loss, log_loss, log_loss_sums
 from invdist.runtime.native import compiled
 
 ROWS = 5000
@@ -97,6 +97,21 @@ def test_sums_are_those_of_float64(count: int) -> None:
     exact = binary_cross_entropy_with_logits(logits.double(), label.double().expand_as(logits), reduction="none")
     assert torch.allclose(log_loss_sums(logits, label), exact.sum(1), rtol=2e-7)
     assert square_sum(logits) == pytest.approx(float(logits.double().square().sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 16, 1000])
+def test_log_loss_and_its_gradient_are_those_of_float64(count: int) -> None:
+    torch.manual_seed(3)
+    logit, label = (20 * torch.randn(count)).requires_grad_(), torch.rand(count)
+    loss, weights = log_loss(logit, label), torch.randn(count)
+    exact = logit.detach().double().requires_grad_()
+    expected = binary_cross_entropy_with_logits(exact, label.double(), reduction="none")
+    # As in torch, (1 - label) * s cancels against -s: the error is that of the logit.
+    assert ((loss - expected).abs() <= 3e-7 * (1 + logit.abs())).all()
+    (found,), (gradient,) = (
+        torch.autograd.grad((value * weights).sum(), [at]) for value, at in ((loss, logit), (expected, exact))
+    )
+    assert torch.allclose(found.double(), gradient, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("logit", [math.inf, -math.inf, math.nan])

@@ -39,8 +39,14 @@ def _reference(model: str, dim: int, bias: bool, dense: Tensor) -> Backbone:
 
 
 @pytest.mark.parametrize("model", ["gmf", "neumf"])
-@pytest.mark.parametrize(("dim", "bias", "pairs"), [(4, False, 1), (20, True, 300), (32, False, 257), (32, True, 0)])
-def test_logits_and_gradients_are_those_of_autograd(model: str, dim: int, bias: bool, pairs: int) -> None:
+@pytest.mark.parametrize(("dim", "bias", "pairs"), [(4, False, 1), (20, True, 300), (32, False, 777), (32, True, 0)])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_logits_and_gradients_are_those_of_autograd(
+    model: str, dim: int, bias: bool, pairs: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernels of the CPU, and the way of a GPU."""
+    if device == "gpu":
+        monkeypatch.setattr(row_moves, "reads_are_free", lambda device: False)
     backbone, dense = _backbone(model, dim, bias)
     rows = torch.randn(2 * pairs, backbone.columns, requires_grad=True)
     weights = torch.randn(pairs)
@@ -103,6 +109,33 @@ def test_candidates_are_those_of_one_forward_pass_each(
         reference = _reference(model, dim, bias, dense.double() + c * step.double())
         expected = reference(*(rows.double() + c * moves).chunk(2))
         assert torch.allclose(logits.double(), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_pass_after_a_commit_is_that_of_the_candidate(
+    bias: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits and gradients at the committed candidate, from the layers that were kept when it was tried."""
+    monkeypatch.setattr("invdist.models.backbone._CHUNK", 64)
+    if device == "gpu":
+        monkeypatch.setattr(row_moves, "reads_are_free", lambda device: False)
+    backbone, dense = _backbone("neumf", 20, bias)
+    rows, weights = torch.randn(400, backbone.columns), torch.randn(200)
+    deltas, step = Deltas(0.03 * torch.randn(50, backbone.columns), _some(400, 50, 0.3)), 0.03 * torch.randn_like(dense)
+    tried = backbone.try_candidates(rows, deltas, dense, step, CANDIDATES)
+    assert tried is not None
+    for number, c in enumerate(CANDIDATES):
+        committed, _ = _backbone("neumf", 20, bias)
+        torch.nn.utils.vector_to_parameters(dense + c * step, committed.parameters())
+        moved = (rows + c * deltas.dense()).requires_grad_()
+        found = committed.of_candidate(moved, tried, number if device == "cpu" else torch.tensor(number))
+        expected = committed(*moved.chunk(2))
+        assert torch.allclose(found, expected, rtol=1e-4, atol=2e-5)
+        inputs = [moved, *committed.parameters()]
+        of_found, of_expected = (torch.autograd.grad((s * weights).sum(), inputs) for s in (found, expected))
+        for one, other in zip(of_found, of_expected, strict=True):
+            assert (one - other).abs().max() <= 1e-3 * other.abs().max()
 
 
 @pytest.mark.parametrize("model", ["gmf", "neumf", "gmf + vectors", "neumf + vectors"])

@@ -13,7 +13,17 @@ from torch.nn.functional import linear
 from invdist.config.registry import BACKBONES
 from invdist.embeddings import row_moves
 from invdist.embeddings.row_moves import Deltas, UniqueRows, gather_rows
-from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, autocasts, candidate_chunks, init_linear
+from invdist.models.backbone import (
+    BIAS_COLUMNS,
+    Backbone,
+    Tried,
+    at_candidates,
+    autocasts,
+    candidate_chunks,
+    init_linear,
+)
+from invdist.models.backbones.neumf_kernels import neumf_kernels
+from invdist.models.dropout import Dropout
 from invdist.models.flat import views
 
 
@@ -32,7 +42,7 @@ class NeuMF(Backbone):
         self.columns = 5 * dim + BIAS_COLUMNS * bias
         sizes = [8 * dim, 4 * dim, 2 * dim, dim]
         self.tower = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.output = nn.Linear(2 * dim, 1)
         for layer in (*self.tower, self.output):
             init_linear(layer)
@@ -43,26 +53,41 @@ class NeuMF(Backbone):
         return self._after(first, user, item)
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        drops = self.training and self.dropout.p > 0
-        if drops or autocasts(rows):
+        if self._drops or autocasts(rows):
             return super().of_rows(rows)
-        return _Logits.apply(rows, self.dim, self.bias, *self.parameters())
+        return _Logits.apply(rows, None, self.dim, self.bias, *self.parameters())
+
+    def of_candidate(self, rows: Tensor, tried: Tried, chosen: int | Tensor) -> Tensor:
+        if self._drops or autocasts(rows):
+            return super().of_rows(rows)
+        return _Logits.apply(rows, tried.of(chosen), self.dim, self.bias, *self.parameters())
+
+    @property
+    def _drops(self) -> bool:
+        return self.training and self.dropout.p > 0
 
     def takes_distinct_rows(self) -> bool:
-        return row_moves.kernels_for(self.output.weight) is not None and not (self.training and self.dropout.p > 0)
+        return row_moves.kernels_for(self.output.weight) is not None and not self._drops
 
     def of_distinct_rows(self, rows: Tensor, pieces: UniqueRows) -> Tensor:
         return _DistinctLogits.apply(rows, pieces, self.dim, self.bias, *self.parameters())
 
     def candidate_logits(
         self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
-    ) -> Tensor | None:
+    ) -> Tensor:
+        return self.try_candidates(rows, deltas, dense, step, candidates).logits
+
+    def try_candidates(
+        self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
+    ) -> Tried:
         """As in `Backbone`. The first layer has most of the work, and is a product of two sums with c:
 
         (W + c dW) (x + c dx) + b + c db  =  [W x + b]  +  c [dW x + db + W dx]  +  c^2 [dW dx],
 
         so its brackets are found once for all candidates, and what has dx only for the rows that the step touches.
         """
+        if (compiled := neumf_kernels(rows)) is not None:
+            return compiled.candidates(rows, deltas, self.dim, self.bias, dense, step, candidates)
         like = list(self.parameters())
         first, step_first = views(dense, like)[:2], views(step, like)[:2]
         edge = sum(parameter.numel() for parameter in like[:2])
@@ -78,7 +103,8 @@ class NeuMF(Backbone):
             )
             for some in candidate_chunks(n, rows.device)
         ]
-        return torch.cat(found, 1)
+        logits = found[0][0] if len(found) == 1 else torch.cat([part for part, _ in found], 1)
+        return Tried(logits, [layers for _, layers in found])
 
     def _try(
         self,
@@ -87,8 +113,11 @@ class NeuMF(Backbone):
         first: tuple[Sequence[Tensor], Sequence[Tensor]],
         others: Tensor,
         candidates: Sequence[float],
-    ) -> Tensor:
-        """Logits `[candidates, n]` of rows `[2, n, columns]`; `others` are the weights after the first layer."""
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits `[candidates, n]` of rows `[2, n, columns]`, and the outputs of all layers.
+
+        `others` are the weights after the first layer.
+        """
         k, n = self.dim, rows.shape[1]
         (weight, bias), (d_weight, d_bias) = first
         brackets = [
@@ -115,17 +144,17 @@ class NeuMF(Backbone):
             change[side].index_copy_(0, touched, added[:, :k])
             if d_row_bias is not None:
                 d_row_bias.index_add_(0, touched, added[:, 5 * k])
-        x = at_candidates(brackets[0], brackets[1], candidates, brackets[2]).relu_()
+        layers = [at_candidates(brackets[0], brackets[1], candidates, brackets[2]).relu_()]
         parts = [part.unflatten(1, p.shape) for part, p in zip(*self._split(others), strict=True)]
         *tower, out_weight, out_bias = parts
         for layer_weight, layer_bias in zip(tower[::2], tower[1::2], strict=True):
-            x = torch.baddbmm(layer_bias.unsqueeze(1), x, layer_weight.transpose(1, 2)).relu_()
+            layers.append(torch.baddbmm(layer_bias.unsqueeze(1), layers[-1], layer_weight.transpose(1, 2)).relu_())
         user, item = (at_candidates(own, added, candidates) for own, added in zip(product, change, strict=True))
-        last = torch.cat([user * item, x], -1)
+        last = torch.cat([user * item, layers[-1]], -1)
         logits = torch.baddbmm(out_bias.unsqueeze(1), last, out_weight.transpose(1, 2)).squeeze(-1)
         if row_bias is not None and d_row_bias is not None:
             logits += at_candidates(row_bias, d_row_bias, candidates)
-        return logits
+        return logits, layers
 
     def _split(self, others: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The parameters after the first layer, of every candidate, and those whose shapes they have."""
@@ -176,27 +205,38 @@ class _Logits(torch.autograd.Function):
     s = w . [u * v, h_L] + b,   h_l = relu(W_l h_(l-1) + b_l),   and with `g` the gradient of s, from the last layer on
     d_L = (g w) where h_L > 0,  d_(l-1) = (W_l^T d_l) where h_(l-1) > 0,  dW_l = d_l h_(l-1)^T,  db_l = sum of d_l.
 
-    Gradients of rows are written where they belong; autograd would make and add matrices full of zeros.
+    Gradients of rows are written where they belong; autograd would make and add matrices full of zeros. `known` are the
+    logits and all h if they were found before.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, k: int, row_bias: bool, *parameters: Tensor) -> Tensor:
-        both = rows.view(2, len(rows) // 2, rows.shape[1])
-        product = both[0, :, :k] * both[1, :, :k]
-        logits, layers = _after_first(_first_layer(both, parameters[0], parameters[1], k), product, parameters)
-        if row_bias:
-            logits += both[:, :, 5 * k].sum(0)
-        ctx.save_for_backward(rows, product, *layers, *parameters)
+    def forward(
+        ctx: Any, rows: Tensor, known: tuple[Tensor, list[Tensor]] | None, k: int, row_bias: bool, *parameters: Tensor
+    ) -> Tensor:
+        if known is not None:
+            logits, layers = known
+        elif (compiled := neumf_kernels(rows)) is not None:
+            logits, layers = compiled.logits(rows, k, row_bias, parameters)
+        else:
+            both = rows.view(2, len(rows) // 2, rows.shape[1])
+            product = both[0, :, :k] * both[1, :, :k]
+            logits, layers = _after_first(_first_layer(both, parameters[0], parameters[1], k), product, parameters)
+            if row_bias:
+                logits += both[:, :, 5 * k].sum(0)
+        ctx.save_for_backward(rows, *layers, *parameters)
         ctx.k, ctx.row_bias, ctx.layers = k, row_bias, len(layers)
         return logits
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         k, g = ctx.k, gradients[0]
-        rows, product, *saved = ctx.saved_tensors
+        rows, *saved = ctx.saved_tensors
         layers, parameters = saved[: ctx.layers], saved[ctx.layers :]
-        d, found = _before_first(g, product, layers, parameters)
+        if (compiled := neumf_kernels(rows)) is not None:
+            of_rows, dense = compiled.gradient(rows, k, ctx.row_bias, parameters, layers, g)
+            return of_rows, None, None, None, *dense
         both = rows.view(2, len(rows) // 2, rows.shape[1])
+        d, found = _before_first(g, both[0, :, :k] * both[1, :, :k], layers, parameters)
         of_rows = torch.empty_like(both)
         of_product = g.unsqueeze(1) * parameters[-2][0, :k]
         of_weight = torch.empty_like(parameters[0])
@@ -208,7 +248,7 @@ class _Logits(torch.autograd.Function):
             half = slice(4 * k * side, 4 * k * (side + 1))
             torch.mm(d.t(), both[side, :, k : 5 * k], out=of_weight[:, half])
             torch.mm(d, parameters[0][:, half], out=of_rows[side, :, k : 5 * k])
-        return of_rows.view_as(rows), None, None, of_weight, *found
+        return of_rows.view_as(rows), None, None, None, of_weight, *found
 
 
 class _DistinctLogits(torch.autograd.Function):
