@@ -8,6 +8,7 @@ column `c` is trained; the exposure vector `x` of unit length and the counts are
           + w . f + hidden(f),   f = [x_u, x_i, (A x_u) * x_i, log counts]
 
 so a user without labels is scored by what similar users liked, and a new one moves away from that with every label.
+Whoever has no exposures either is taken for an average one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn.functional import linear
 
 from invdist.embeddings.row_moves import Deltas
 from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, candidate_chunks
+from invdist.models.dropout import Dropout
 from invdist.models.flat import views
 
 COUNT_COLUMNS = 4
@@ -44,7 +46,7 @@ class ExposureHead(Backbone):
         self.direct = nn.Linear(3 * dim + 2, 1)
         self.hidden = nn.Linear(3 * dim + 2, hidden)
         self.output = nn.Linear(hidden, 1, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """The dense weights that are not the inner backbone's."""
@@ -162,7 +164,9 @@ class ExposureHead(Backbone):
         first, bias, c, x, counts = rows.split(
             [self.inner.columns, BIAS_COLUMNS, self.dim, self.dim, COUNT_COLUMNS], -1
         )
-        return _Side(first, bias[..., 0], c, x, counts[..., :1] - _LOG_COUNT_OFFSET)
+        # Nobody without exposures trains, so the head does not know what a count of zero means: it gets none to read.
+        log_count = torch.where(counts[..., :1] != 0, counts[..., :1] - _LOG_COUNT_OFFSET, 0.0)
+        return _Side(first, bias[..., 0], c, x, log_count)
 
 
 class _Side(NamedTuple):

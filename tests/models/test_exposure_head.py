@@ -112,3 +112,19 @@ def test_trained_columns_get_gradients_and_every_weight_of_the_head_too() -> Non
     assert moved == set(range(head.columns)) - unused
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.head_parameters())
     assert len(head.head_parameters()) == len(list(head.parameters())) - len(list(head.inner.parameters()))
+
+
+def test_whoever_has_no_exposures_is_an_average_one() -> None:
+    """Not one with log(1 + 0) of them, which no training pair has: the count moves no score where it is unknown."""
+    head = _head("gmf")
+    user, item = _rows(head, 1), _rows(head, 2)
+    count = head.columns + DIM
+    user[:, head.columns : count + 1] = 0.0
+    with torch.no_grad():
+        found = head(user, item)
+        user[:, count] = 4.0  # where the log counts of `direct` and `hidden` are zero
+        average = head(user, item)
+        user[:, count] = 0.5
+        other = head(user, item)
+    torch.testing.assert_close(found, average)
+    assert (other - average).abs().min() > 1e-3
