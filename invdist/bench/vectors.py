@@ -22,7 +22,7 @@ from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import Table, shard_tables
-from invdist.learning.exposure_vectors import SubspaceIteration, iteration_columns
+from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, count_pairs, iteration_columns
 from invdist.models.build import ModelSpec, build_recommender
 from invdist.runtime.errors import UserError
 
@@ -65,16 +65,19 @@ def _measure(rank: int, ranks: int, sizes: dict[str, int]) -> dict[str, float]:
     plain(_STEPS)
     before = memory_mb("VmRSS")
     forget_peak()
-    columns = iteration_columns(sizes["learned"])
-    tables = tuple(Table(name, rows, columns) for name, rows in (("user", users), ("item", items)))
-    placed = shard_tables(tables, "row_wise", device=device, batch_size=batch, hbm_gb=1, ddr_gb=1024)
-    store = EmbeddingStore(placed, comm, lambda local_rows, store: NoOptimizer())
+
+    def store_of(columns: int) -> EmbeddingStore:
+        tables = tuple(Table(name, rows, columns) for name, rows in (("user", users), ("item", items)))
+        placed = shard_tables(tables, "row_wise", device=device, batch_size=batch, hbm_gb=1, ddr_gb=1024)
+        return EmbeddingStore(placed, comm, lambda local_rows, store: NoOptimizer())
+
+    store = store_of(iteration_columns(sizes["learned"]))
     iteration = SubspaceIteration(store, sizes["learned"])
     source = np.random.default_rng(rank)
     pairs = [
         (source.integers(users, size=BATCH_ROWS), source.integers(items, size=BATCH_ROWS)) for _ in range(_BATCHES)
     ]
-    iteration.start(pairs, pairs[:1], seed=0)
+    iteration.start(count_pairs(store_of(PADDING), pairs, pairs[:1]), seed=0)
     seconds: dict[str, list[float]] = {"plain": [], "product": [], "orthonormal": []}
     for _ in range(sizes["repeats"]):
         for target in ("user", "item"):

@@ -56,32 +56,22 @@ class SubspaceIteration:
 
     @torch.no_grad()
     def start(
-        self,
-        exposures: Iterable[Batch],
-        labeled: Iterable[Batch],
-        seed: int,
-        known: Callable[[str, Tensor, int, int], None] | None = None,
+        self, counts: EmbeddingStore, seed: int, known: Callable[[str, Tensor, int, int], None] | None = None
     ) -> None:
-        """Draws the first block, and counts the exposures and the labeled pairs of every user and item.
+        """Draws the first block. `counts` has the columns after it (`count_pairs`).
 
         `known(table, rows, first, multiplier)` writes vectors that are nearly right into `rows` (`[n, dim]`), those of
         a table from the place `first` on (`Layout.multipliers`).
         """
         self.store.init(seed, 1.0)
+        self.store.local_rows[:, self._width :] = counts.local_rows
         for table in _TABLES:
-            self._local(table)[:, self._width :] = 0.0
             if known is not None:
                 for shard in self.store.layout.on(self.store.comm.rank):
                     if shard.table == table:
                         multiplier = self.store.layout.multipliers.get(table, 1)
                         known(table, self._local(table)[:, : self.dim], shard.row, multiplier)
                 self._scale_known(table)
-        for column, batches in enumerate((exposures, labeled), self._width):
-            for user, item, count in self._exchanges(batches):
-                ones = self.store.local_rows.new_zeros((count, self.store.columns))
-                ones[:, column] = 1.0
-                for exchange in (user, item):
-                    self.store.add(self.store.push(exchange.finish().routes[0], ones)(), 1.0)
         self.orthonormalise("item")
 
     def _scale_known(self, table: Table) -> None:
@@ -100,7 +90,7 @@ class SubspaceIteration:
         source: Table = "item" if target == "user" else "user"
         self._block(source).mul_(self._weight(source))
         self._block(target).zero_()
-        for user, item, _ in self._exchanges(batches):
+        for user, item, _ in _exchanges(self.store, batches):
             pulled, pushed = (item, user) if target == "user" else (user, item)
             rows = self.store.pull(pulled)[0]
             rows[:, self._width :] = 0.0
@@ -162,17 +152,34 @@ class SubspaceIteration:
         for part in self._block(table).split(_BLOCK_ROWS):
             part.copy_(part @ inverse)
 
-    def _exchanges(self, batches: Iterable[Batch]) -> Iterator[tuple[Exchange, Exchange, int]]:
-        """The exchanges of each batch's users and of its items, and its size; begun one batch ahead of their use."""
-        device = self.store.local_rows.device
-        nothing = torch.empty(0, dtype=torch.int64, device=device)
-        following: tuple[Exchange, Exchange, int] | None = None
-        for batch in batches:
-            current = following
-            user, item = (torch.from_numpy(ids).to(device) for ids in batch)
-            exchanges = (self.store.exchange([Pairs(user, nothing)]), self.store.exchange([Pairs(nothing, item)]))
-            following = (*exchanges, len(user))
-            if current is not None:
-                yield current
-        if following is not None:
-            yield following
+
+@torch.no_grad()
+def count_pairs(store: EmbeddingStore, exposures: Iterable[Batch], labeled: Iterable[Batch]) -> EmbeddingStore:
+    """Counts the exposures and the labeled pairs of every user and item into `store`, which has `PADDING` columns.
+
+    It has tables of its own, with the rows of the others: what travels for each pair is four numbers, not a vector.
+    """
+    store.local_rows.zero_()
+    for column, batches in enumerate((exposures, labeled)):
+        for user, item, count in _exchanges(store, batches):
+            ones = store.local_rows.new_zeros((count, store.columns))
+            ones[:, column] = 1.0
+            for exchange in (user, item):
+                store.add(store.push(exchange.finish().routes[0], ones)(), 1.0)
+    return store
+
+
+def _exchanges(store: EmbeddingStore, batches: Iterable[Batch]) -> Iterator[tuple[Exchange, Exchange, int]]:
+    """The exchanges of each batch's users and of its items, and its size; begun one batch ahead of their use."""
+    device = store.local_rows.device
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    following: tuple[Exchange, Exchange, int] | None = None
+    for batch in batches:
+        current = following
+        user, item = (torch.from_numpy(ids).to(device) for ids in batch)
+        exchanges = (store.exchange([Pairs(user, nothing)]), store.exchange([Pairs(nothing, item)]))
+        following = (*exchanges, len(user))
+        if current is not None:
+            yield current
+    if following is not None:
+        yield following

@@ -23,7 +23,7 @@ from invdist.embeddings.placement import Table
 from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import shard_tables
-from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, iteration_columns
+from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, count_pairs, iteration_columns
 from invdist.models.build import indexed_device
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import absolute, exclusive
@@ -148,7 +148,8 @@ def _learn(
     about = {"dataset": dataset.fingerprint, "learned": exposures.learned, "products": products}
     last = checkpoints.latest(valid_only=True)
     if last is None:
-        iteration.start(pairs.batches(), labeled.batches(), _SEED, older.fill if older else None)
+        counts = count_pairs(store_of(PADDING), pairs.batches(), labeled.batches())
+        iteration.start(counts, _SEED, older.fill if older else None)
         done = 0
     else:
         restore_tables(last, iteration.store)

@@ -24,7 +24,7 @@ from invdist.embeddings.placement import Table
 from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import shard_tables
-from invdist.learning.exposure_vectors import SubspaceIteration, iteration_columns
+from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, count_pairs, iteration_columns
 from tests.distributed import run_ranks
 
 DIM, PRODUCTS = 8, 200  # enough to converge on data whose singular values are close
@@ -32,14 +32,16 @@ DIM, PRODUCTS = 8, 200  # enough to converge on data whose singular values are c
 
 def _learn(rank: int, size: int, path: str, dim: int = DIM, products: int = PRODUCTS) -> dict[str, np.ndarray]:
     dataset, comm = Dataset.open(path), Comm()
-    tables = tuple(
-        Table(name, rows, iteration_columns(dim)) for name, rows in (("user", dataset.users), ("item", dataset.items))
-    )
-    placed = shard_tables(tables, "row_wise", device=torch.device("cpu"), batch_size=1024, hbm_gb=1, ddr_gb=1)
-    iteration = SubspaceIteration(EmbeddingStore(placed, comm, lambda rows, store: NoOptimizer()), dim)
+
+    def store_of(columns: int) -> EmbeddingStore:
+        tables = tuple(Table(name, rows, columns) for name, rows in (("user", dataset.users), ("item", dataset.items)))
+        placed = shard_tables(tables, "row_wise", device=torch.device("cpu"), batch_size=1024, hbm_gb=1, ddr_gb=1)
+        return EmbeddingStore(placed, comm, lambda rows, store: NoOptimizer())
+
+    iteration = SubspaceIteration(store_of(iteration_columns(dim)), dim)
     pairs = ExposurePairs(dataset, rank, size, batch_rows=1)
     labeled = ExposurePairs(dataset, rank, size, ("train", "training_test"))
-    iteration.start(pairs.batches(), labeled.batches(), seed=0)
+    iteration.start(count_pairs(store_of(PADDING), pairs.batches(), labeled.batches()), seed=0)
     for product in range(products):
         iteration.product("user" if product % 2 == 0 else "item", pairs.batches())
     iteration.product("user", pairs.batches(), last=True)
