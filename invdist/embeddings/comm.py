@@ -84,7 +84,7 @@ class Comm:
         self.traffic = Traffic()
 
     def send_buffer(self, rows: int, width: int, like: Tensor) -> Tensor:
-        """Memory for `[rows, width]` values that `all_to_all` sends without another copy, if it is called next."""
+        """Memory for `[rows, width]` values that `all_to_all` sends without another copy, if it is called soon."""
         return like.new_empty((rows, width))
 
     def share(self, tensor: Tensor) -> list[Tensor] | None:
@@ -95,15 +95,19 @@ class Comm:
         del tensor
         return None
 
-    tells_sizes = False
-    """Whether `all_to_all` may be called without `recv_rows`: `Pending.use` then gets one part per rank, of the size
-    that was sent."""
+    shows = False
+    """Whether ranks read each other's memory: `show`, and `all_to_all` without `recv_rows`, whose parts then have the
+    sizes that were sent."""
+
+    def show(self, tensor: Tensor, read: int) -> Pending:
+        """Lets all ranks read a tensor, of which they read about `read` bytes; `Pending.use` gets that of each rank."""
+        raise NotImplementedError
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int] | None = None) -> Pending:
         """Sends `send_rows[r]` leading rows of `send`, in order of rank, to each rank r; receives likewise."""
         if self.size == 1:
             return Pending(send)
-        assert recv_rows is not None, "see tells_sizes"
+        assert recv_rows is not None, "see shows"
         recv = send.new_empty((sum(recv_rows), *send.shape[1:]))
         work = dist.all_to_all_single(
             recv, send.contiguous(), list(recv_rows), list(send_rows), group=self.group, async_op=True

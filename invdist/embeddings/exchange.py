@@ -2,8 +2,8 @@
 
 A row is asked for by the rank whose batch names it and answered by its owner. The route depends on ids only, so
 that of the next batches is found while this batch is computed: making an `Exchange` counts, `advance` sends the ids,
-`finish` receives them, and each of these messages travels in the background. Where a message tells its size
-(`Comm.tells_sizes`), the ids are sent at once, behind their counts.
+`finish` receives them, and each of these messages travels in the background. Ranks that share memory send their ids at
+once (`requests.py`).
 
 A table row is exchanged in *pieces*: the whole row, or one piece per column shard. The `n` pairs of a group ask for
 `2n` rows (users first), that is `2n * pieces` pieces of `width` columns. Each distinct piece of a group travels
@@ -22,8 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from invdist.embeddings import row_moves
 from invdist.embeddings.comm import Comm, Pending, joint_places
 from invdist.embeddings.locate import Pairs, RowLocator
+from invdist.embeddings.requests import RequestKernels, Requests, request_kernels
 from invdist.embeddings.row_moves import UniqueRows
 
 __all__ = ["Exchange", "Pairs", "Route"]
@@ -78,6 +80,10 @@ class Route:
     """Distinct pieces asked of each rank."""
     received: list[int] = field(default_factory=list)
     """Pieces that each rank asks for."""
+    shown: Requests | None = None
+    """Where gradients are in the memory of ranks, if they show them (`Comm.show`); None: they send them."""
+    summed: bool = True
+    """Whether this rank sums its gradients by distinct piece before others see them."""
     features: Any = None
     """What is known ahead of the pairs of this group and never trained; passed on to `Recommender.logits`."""
 
@@ -101,7 +107,7 @@ class Route:
     @cached_property
     def unique(self) -> UniqueRows:
         """The distinct rows of `requested`; sorted on first use, so that scoring never pays for it."""
-        return UniqueRows.of(self.requested)
+        return UniqueRows.of(self.requested) if self.shown is None else self.shown.unique
 
 
 class Exchange:
@@ -110,7 +116,8 @@ class Exchange:
     `received` and `joint_requested` are what an answer to all groups at once needs.
     """
 
-    def __init__(self, locate: RowLocator, comm: Comm, groups: Sequence[Pairs]) -> None:
+    def __init__(self, locate: RowLocator, comm: Comm, groups: Sequence[Pairs], *, sums: bool = False) -> None:
+        """`sums`: ranks always sum their gradients by distinct piece before others see them."""
         self._locate, self._comm = locate, comm
         self._pairs = [len(group.user) for group in groups]
         self._counts: Pending | None = None
@@ -125,29 +132,36 @@ class Exchange:
         self._asks, self._held = len(keys.get(False, ())), keys.get(True)
         self._asked_keys = keys.get(False, [])
         self._columns = [UniqueRows.of(each) for of_kind in keys.values() for each in of_kind]
+        reads = row_moves.reads_are_free(locate.edges.device)
+        self._kernels = request_kernels() if comm.shows and reads and self._held is None else None
+        if self._kernels is not None:
+            # Summing pays where many pairs have the same row: the owner of a popular one would do all the work.
+            self._summed = [sums or 2 * len(each.rows) <= len(each.order) for each in self._columns]
+            ready, sizes, self._asked_of = self._kernels.pack(
+                self._columns, self._summed, comm.size, locate.row_bits, self._message
+            )
+            self._ids = comm.all_to_all(ready, sizes)
+            return
         asked, copied = self._columns[: self._asks], self._columns[self._asks :]
         counts = [torch.diff(each.below(locate.edges)) for each in asked]
         counts += [each.below(locate.edges[1:2]).expand(comm.size) for each in copied]
         self._sent = torch.stack(counts, 1)  # [ranks, columns]
-        if comm.tells_sizes:
-            self._send_ids_with_sizes()
-        else:
-            each = [len(counts)] * comm.size
-            self._counts = comm.all_to_all(self._sent.view(-1), each, each)
+        each = [len(counts)] * comm.size
+        self._counts = comm.all_to_all(self._sent.view(-1), each, each)
+
+    def _message(self, words: int) -> Tensor:
+        return self._comm.send_buffer(words, 1, self._asked_keys[0]).view(-1)
 
     def advance(self) -> Exchange:
         """Learns how much each rank asks for, and sends the ids."""
         if self._counts is None or self._ids is not None:
             return self
-        self._receive_sizes(self._counts.wait().view_as(self._sent))
+        self._received = self._counts.wait().view_as(self._sent)
+        # The one point at which the host waits for the device: collectives take their split sizes as Python numbers.
+        self._sizes = self._comm.to_host(torch.stack([self._sent, self._received]))  # [2, ranks, columns]
+        self.received = self._sizes[1, :, : self._asks].sum(1).tolist()
         self._send_ids(self._sizes[0])
         return self
-
-    def _receive_sizes(self, counts: Tensor) -> None:
-        self._received = counts
-        # The one point at which the host waits for the device: collectives take their split sizes as Python numbers.
-        self._sizes = self._comm.to_host(torch.stack([self._sent, counts]))  # [2, ranks, columns]
-        self.received = self._sizes[1, :, : self._asks].sum(1).tolist()
 
     def _send_ids(self, sizes: np.ndarray) -> None:
         """Sends the ids of all columns, of which `sizes` (`[ranks, columns]`) go to each rank."""
@@ -169,34 +183,6 @@ class Exchange:
                 self._joint = places if asks == len(ids) else joint_places(self._sent[:, :asks], totals[:asks])
         self._ids = self._comm.all_to_all(send, in_message, self._sizes[1].sum(1).tolist())
 
-    def _send_ids_with_sizes(self) -> None:
-        """Sends each rank the sizes of all columns, and the ids in them."""
-        asks, ranks, sizes = self._asks, self._comm.size, self._sent.tolist()
-        of_columns = list(zip(*sizes, strict=True))
-        totals = [sum(each) if number < asks else each[0] for number, each in enumerate(of_columns)]
-        self._columns = [column.first(total) for column, total in zip(self._columns, totals, strict=True)]
-        asked = zip(self._columns[:asks], of_columns, strict=False)
-        by_column = [(column.rows & (self._locate.stride - 1)).split(each) for column, each in asked]
-        by_column += [(column.rows - self._locate.first_copy,) * ranks for column in self._columns[asks:]]
-        parts = [part for each in zip(self._sent, *by_column, strict=True) for part in each]
-        in_message = [len(self._columns) + sum(of_rank) for of_rank in sizes]
-        buffer = self._comm.send_buffer(sum(in_message), 1, self._sent).view(-1)
-        self._ids = self._comm.all_to_all(torch.cat(parts, out=buffer), in_message)
-
-    def _receive_ids_with_sizes(self) -> list[Tensor]:
-        """The ids of each column, by the rank that asks."""
-        assert self._ids is not None
-
-        def read(parts: list[Tensor]) -> list[Tensor]:
-            columns = len(self._columns)
-            received = [part[:columns].tolist() for part in parts]
-            self._received = torch.tensor(received)
-            self._sizes = np.stack([self._sent.numpy(), self._received.numpy()])
-            ids = [part[columns:].split(sizes) for part, sizes in zip(parts, received, strict=True)]
-            return [torch.cat(by_rank) for by_rank in zip(*ids, strict=True)]
-
-        return self._ids.use(read)
-
     def finish(self) -> Exchange:
         """Receives the ids that are asked of this rank."""
         if self.routes:
@@ -204,9 +190,8 @@ class Exchange:
         if self._comm.size == 1:
             self.routes = [Route(pairs, keys, held=keys) for pairs, keys in zip(self._pairs, self._keys, strict=True)]
             return self
-        if self._comm.tells_sizes:
-            requested = self._receive_ids_with_sizes()
-            self.routes = [self._route(group, requested) for group in range(len(self._pairs))]
+        if self._kernels is not None:
+            self.routes = self._shown_routes(self._kernels)
             return self
         self.advance()
         assert self._ids is not None
@@ -221,6 +206,23 @@ class Exchange:
             self.joint_requested = self.joint_requested.index_select(0, places)
         self.routes = [self._route(group, requested) for group in range(len(self._pairs))]
         return self
+
+    def _shown_routes(self, kernels: RequestKernels) -> list[Route]:
+        assert self._ids is not None
+        of_groups = self._ids.use(lambda messages: kernels.merge(messages, len(self._pairs)))
+        return [
+            Route(
+                pairs,
+                shown.unique.rows,
+                asked=self._columns[group],
+                keys=self._asked_keys[group],
+                sent=self._asked_of[group],
+                received=shown.received,
+                shown=shown,
+                summed=self._summed[group],
+            )
+            for group, (pairs, shown) in enumerate(zip(self._pairs, of_groups, strict=True))
+        ]
 
     def _route(self, group: int, requested: Sequence[Tensor]) -> Route:
         columns, asked, copies, arriving = self._columns, {}, None, []

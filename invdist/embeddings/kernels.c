@@ -91,9 +91,14 @@ typedef struct {
     i64 width;
 } Rows;
 
-static inline const float *row_of(Rows rows, i64 index) {
+static inline i64 part_of(Rows rows, i64 index) {
     i64 part = 0;
     while (index >= rows.edges[part + 1]) part++;
+    return part;
+}
+
+static inline const float *row_of(Rows rows, i64 index) {
+    i64 part = part_of(rows, index);
     return rows.parts[part] + (index - rows.edges[part]) * rows.width;
 }
 
@@ -106,19 +111,33 @@ void gather_parts(const float *const *parts, const i64 *edges, i64 width, const 
     }
 }
 
-// out[s] = scale * the sum of rows[order[j]] over the occurrences j of distinct row s, in their order
+static inline void add(float *restrict sum, const float *restrict value, i64 width) {
+    for (i64 c = 0; c < width; c++) sum[c] += value[c];
+}
+
+// out[s] = scale * the sum of rows[order[j]] over the occurrences j of distinct row s, in their order. Those of each part
+// are summed first: it makes no difference whether a rank sends its sums, or rows that are summed here.
 void sum_segments(const float *const *parts, const i64 *edges, i64 width, const i64 *order, const i64 *starts,
                   i64 count, i64 n, float scale, float *restrict out) {
     Rows rows = {parts, edges, width};
+    float of_part[width];
     for (i64 s = 0; s < count; s++) {
-        float *restrict sum = out + s * width;
-        i64 end = s + 1 < count ? starts[s + 1] : n;
+        float *sum = out + s * width, *into = sum;
+        i64 end = s + 1 < count ? starts[s + 1] : n, before = -1;
         for (i64 j = starts[s]; j < end; j++) {
-            const float *value = row_of(rows, order[j]);
+            i64 part = part_of(rows, order[j]);
+            const float *value = parts[part] + (order[j] - edges[part]) * width;
             if (j + AHEAD < n) prefetch(row_of(rows, order[j + AHEAD]), width);
-            if (j == starts[s]) memcpy(sum, value, width * sizeof(float));
-            else for (i64 c = 0; c < width; c++) sum[c] += value[c];
+            if (part == before) {
+                add(into, value, width);
+                continue;
+            }
+            if (into != sum) add(sum, into, width);
+            into = before < 0 ? sum : of_part;
+            memcpy(into, value, width * sizeof(float));
+            before = part;
         }
+        if (into != sum) add(sum, into, width);
         if (scale != 1.0f) for (i64 c = 0; c < width; c++) sum[c] *= scale;
     }
 }

@@ -193,13 +193,13 @@ class Kernels:
         self._gmf_logits(*place, weight.data_ptr(), bias.data_ptr(), out.data_ptr())
         return out
 
-    def gmf_gradient(self, rows: Tensor, weight: Tensor, row_bias: bool, logit: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of the rows `[2n, width]` and of (weight, bias) from that of the logits `[n]`."""
+    def gmf_gradient(self, rows: Tensor, weight: Tensor, row_bias: bool, logit: Tensor, out: Tensor) -> Tensor:
+        """The gradient of the rows `[2n, width]` (in `out`) and of (weight, bias) from that of the logits `[n]`."""
         n, width = len(rows) // 2, rows.shape[1]
-        out, dense, user = torch.empty_like(rows), weight.new_empty(weight.numel() + 1), rows.data_ptr()
+        dense, user = weight.new_empty(weight.numel() + 1), rows.data_ptr()
         place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias, weight.data_ptr())
         self._gmf_gradient(*place, logit.data_ptr(), out.data_ptr(), dense.data_ptr())
-        return out, dense
+        return dense
 
     def gmf_candidates(
         self,

@@ -5,7 +5,8 @@ On the CPU by compiled kernels (kernels.py), elsewhere and without a compiler by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -44,6 +45,23 @@ def zeros_beside(table: Tensor) -> Tensor:
 def kernels_for(values: Tensor) -> Kernels | None:
     """The compiled kernels if they can be used with these values."""
     return kernels() if values.dtype == torch.float32 and reads_are_free(values.device) else None
+
+
+def set_gradient_memory(rows: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    """Says where a gradient of `rows` is best written: into what `make` gives. Whoever does not ask copies it later."""
+    rows.gradient_memory = make  # pyright: ignore[reportAttributeAccessIssue]
+    return rows
+
+
+def gradient_memory(rows: Tensor) -> Callable[[], Tensor]:
+    """Gives memory for a gradient of `rows`."""
+    return getattr(rows, "gradient_memory", None) or functools.partial(torch.empty_like, rows)
+
+
+def detached(rows: Tensor) -> Tensor:
+    """`rows.detach()`, with the same memory for gradients."""
+    make = getattr(rows, "gradient_memory", None)
+    return rows.detach() if make is None else set_gradient_memory(rows.detach(), make)
 
 
 def gather_rows(table: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import os
 import platform
 import select
@@ -36,10 +35,13 @@ from torch import Tensor
 
 from invdist.embeddings.comm import Comm, Pending, T
 from invdist.embeddings.kernels import kernels
+from invdist.embeddings.shared_buffer import Buffer
 
 _LINES = 1024
 """Messages that may be on their way at once."""
 _SMALLEST = 1 << 16
+_PREPARED = 16
+"""Buffers that may be prepared at once."""
 _LOOKS_US, _NAP_MS, _CHECK_S = 300, 2, 0.5
 """How long a rank looks before it sleeps, if each has a core; how long it sleeps if nobody wakes it; how often it
 checks that all ranks live."""
@@ -57,7 +59,7 @@ class SharedMemoryComm(Comm):
         self._timeout_s, self._number, self._kernels = timeout_s, 0, kernels()
         self._looks_us = _LOOKS_US if self.size <= len(os.sched_getaffinity(0)) else 0
         self._line = 3 + self.size + 1
-        self._board = _Buffer.new((_LINES * (self._line + 1) + 1) * 8)
+        self._board = Buffer.new((_LINES * (self._line + 1) + 1) * 8)
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
@@ -66,10 +68,10 @@ class SharedMemoryComm(Comm):
         self._asleep: list[np.ndarray] = []
         self._pids: list[int] = []
         self._wakes: list[int] = []
-        self._opened: list[dict[int, _Buffer]] = [{} for _ in range(self.size)]
-        self._free: list[_Buffer] = []
-        self._prepared: _Buffer | None = None
-        self._sent: dict[int, _Buffer] = {}
+        self._opened: list[dict[int, Buffer]] = [{} for _ in range(self.size)]
+        self._free: list[Buffer] = []
+        self._prepared: dict[int, Buffer] = {}
+        self._sent: dict[int, Buffer] = {}
         self._unread: dict[int, weakref.ref[_Arriving]] = {}
 
     def address(self) -> tuple[int, int, int]:
@@ -79,7 +81,7 @@ class SharedMemoryComm(Comm):
     def open_boards(self, addresses: Sequence[tuple[int, int, int]]) -> None:
         """Opens the boards of all ranks. Raises `OSError` where that is not possible."""
         for rank, (pid, fd, wake) in enumerate(addresses):
-            board = self._board if rank == self.rank else _Buffer.open(pid, fd, self._board.size)
+            board = self._board if rank == self.rank else Buffer.open(pid, fd, self._board.size)
             words = np.frombuffer(board.memory, np.int64)
             self._opened[rank][fd] = board
             self._boards.append(words[: _LINES * self._line].reshape(_LINES, self._line))
@@ -90,20 +92,20 @@ class SharedMemoryComm(Comm):
 
     def share(self, tensor: Tensor) -> list[Tensor] | None:
         """As `Comm.share`."""
-        mine = _Buffer.new(max(tensor.nbytes, 1))
+        mine = Buffer.new(max(tensor.nbytes, 1))
         mine.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.view(-1))
         said: list[Any] = [None] * self.size
         dist.all_gather_object(said, (mine.fd, mine.size, tuple(tensor.shape)), group=self.group)
         tensor.untyped_storage().resize_(0)
         shared = [
-            _Buffer.open(pid, fd, size).tensor(tensor.dtype, 0, math.prod(shape)).view(shape)
+            Buffer.open(pid, fd, size).tensor(tensor.dtype, 0, math.prod(shape)).view(shape)
             for pid, (fd, size, shape) in zip(self._pids, said, strict=True)
         ]
         self.barrier()  # all have opened them: file descriptors are numbers that are used again
         os.close(mine.fd)
         return shared
 
-    tells_sizes = True
+    shows = True
 
     def all_to_all(self, send: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int] | None = None) -> Pending:
         """As `Comm.all_to_all`."""
@@ -116,31 +118,39 @@ class SharedMemoryComm(Comm):
     def send_buffer(self, rows: int, width: int, like: Tensor) -> Tensor:
         """As `Comm.send_buffer`."""
         self._collect()
-        self._prepared = self._buffer(rows * width * like.element_size())
-        return self._prepared.tensor(like.dtype, 0, rows * width).view(rows, width)
+        while len(self._prepared) >= _PREPARED:  # for messages that were never sent
+            self._free.append(self._prepared.pop(next(iter(self._prepared))))
+        buffer = self._buffer(rows * width * like.element_size())
+        self._prepared[buffer.address] = buffer
+        return buffer.tensor(like.dtype, 0, rows * width).view(rows, width)
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """As `Comm.all_reduce`; every rank sums in order of rank, so all have the same bits."""
-        number = self._publish_to_all(tensor)
+        number = self._publish_to_all(tensor, tensor.nbytes * (self.size - 1))
         return self._arriving(number, lambda: [self._read_sum(number, tensor)])
 
     def all_gather(self, send: Tensor, recv_rows: Sequence[int], counts: Tensor) -> Pending:
         """As `Comm.all_gather`."""
-        number, width = self._publish_to_all(send), math.prod(send.shape[1:])
-        return self._arriving(
-            number,
-            lambda: [
-                self._open(rank, self._line_of(rank, number))
-                .tensor(send.dtype, 0, rows * width)
-                .view(-1, *send.shape[1:])
-                for rank, rows in enumerate(recv_rows)
-            ],
-        )
+        return self.show(send, send.nbytes * (self.size - 1))
 
-    def _publish_to_all(self, tensor: Tensor) -> int:
-        """Enters a message with one part, which everybody reads."""
-        self._count(tensor.nbytes * (self.size - 1))
-        return self._publish(tensor, [0, *[tensor.nbytes] * self.size])
+    def show(self, tensor: Tensor, read: int) -> Pending:
+        """As `Comm.show`."""
+        number, like = self._publish_to_all(tensor, read), tensor[:0]
+
+        def see() -> list[Tensor]:
+            lines = [self._line_of(rank, number) for rank in range(self.size)]
+            parts = [
+                self._open(rank, line).tensor(like.dtype, 0, int(line[-1]) // like.element_size())
+                for rank, line in enumerate(lines)
+            ]
+            return [part.view(-1, *like.shape[1:]) for part in parts]
+
+        return self._arriving(number, see)
+
+    def _publish_to_all(self, tensor: Tensor, read: int) -> int:
+        """Enters a message with one part, of which all others together read so many bytes."""
+        self._count(read)
+        return self._publish(tensor, [0] + [tensor.nbytes] * self.size)
 
     def _arriving(self, number: int, read: Callable[[], list[Tensor]]) -> _Arriving:
         arriving = _Arriving(read, lambda: self._mark_read(number))
@@ -167,11 +177,9 @@ class SharedMemoryComm(Comm):
         line = self._boards[self.rank][number % _LINES]
         if line[0]:
             self._wait(lambda: self._read_by_all(int(line[0])), int(line[0]))
-        buffer, self._prepared = self._prepared, None
-        if buffer is None or tensor.data_ptr() != buffer.address:
+        buffer = self._prepared.pop(tensor.data_ptr(), None) if tensor.is_contiguous() else None
+        if buffer is None:
             self._collect()
-            if buffer is not None:  # prepared for a message that was not sent
-                self._free.append(buffer)
             buffer = self._buffer(edges[-1])
             if tensor.numel():
                 buffer.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.detach().reshape(-1))
@@ -250,21 +258,21 @@ class SharedMemoryComm(Comm):
         for number in [number for number in self._sent if self._read_by_all(number)]:
             self._free.append(self._sent.pop(number))
 
-    def _buffer(self, size: int) -> _Buffer:
+    def _buffer(self, size: int) -> Buffer:
         fitting = [buffer for buffer in self._free if buffer.size >= size]
         if fitting:
             buffer = min(fitting, key=lambda buffer: buffer.size)
             self._free.remove(buffer)
             return buffer
-        buffer = _Buffer.new(max(_SMALLEST, 1 << (size - 1).bit_length()) if size else _SMALLEST)
+        buffer = Buffer.new(max(_SMALLEST, 1 << (size - 1).bit_length()) if size else _SMALLEST)
         self._opened[self.rank][buffer.fd] = buffer
         return buffer
 
-    def _open(self, rank: int, line: np.ndarray) -> _Buffer:
+    def _open(self, rank: int, line: np.ndarray) -> Buffer:
         fd = int(line[1])
         buffer = self._opened[rank].get(fd)
         if buffer is None:
-            buffer = self._opened[rank][fd] = _Buffer.open(self._pids[rank], fd, int(line[2]))
+            buffer = self._opened[rank][fd] = Buffer.open(self._pids[rank], fd, int(line[2]))
         return buffer
 
 
@@ -287,34 +295,6 @@ class _Arriving(Pending):
         self._read = None
         self._done()
         return found
-
-
-class _Buffer:
-    """Shared anonymous memory. Never given back: a rank keeps a few, of the sizes its steps need."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd, self.size = fd, size
-        self.memory = mmap.mmap(fd, size)
-        self._bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
-        self.address = self._bytes.data_ptr()
-
-    @classmethod
-    def new(cls, size: int) -> _Buffer:
-        fd = os.memfd_create("invdist", os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
-        return cls(fd, size)
-
-    @classmethod
-    def open(cls, pid: int, fd: int, size: int) -> _Buffer:
-        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls(opened, size)
-        finally:
-            os.close(opened)  # the mapping stays
-
-    def tensor(self, dtype: torch.dtype, start: int, count: int) -> Tensor:
-        """`count` values from byte `start` on, without a copy."""
-        return self._bytes[start : start + count * dtype.itemsize].view(dtype)
 
 
 def _lives(pid: int) -> bool:

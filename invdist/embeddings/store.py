@@ -19,6 +19,7 @@ from torch import Tensor
 
 from invdist.embeddings.comm import Comm, Pending, T
 from invdist.embeddings.exchange import Copies, Exchange, Route
+from invdist.embeddings.in_place import SharedRows, deltas_of_touched, show_gradient, with_gradient_memory
 from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import (
     Deltas,
@@ -61,9 +62,9 @@ class EmbeddingStore:
         self.layout: Layout = tables.layout
         self._replicated, self._whole_rows = self.layout.replicated, self.layout.whole_rows
         self._copied = [shard for shard in self.layout.on(comm.rank) if shard.table in self._replicated]
-        self._of_ranks = comm.share(tables.local_rows)
-        self.local_rows = use_huge_pages(tables.local_rows) if self._of_ranks is None else self._of_ranks[comm.rank]
-        self._written: Pending | None = None
+        shared = comm.share(tables.local_rows)
+        self._shared = None if shared is None else SharedRows(shared, comm)
+        self.local_rows = use_huge_pages(tables.local_rows) if shared is None else shared[comm.rank]
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
         self.changed: Tensor | None = None
@@ -107,7 +108,7 @@ class EmbeddingStore:
 
     def exchange(self, groups: Sequence[Pairs]) -> Exchange:
         """Starts to find the owners of all rows that `groups` of pairs name."""
-        return Exchange(self._locate, self.comm, groups)
+        return Exchange(self._locate, self.comm, groups, sums=self._bf16)
 
     @torch.no_grad()
     def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
@@ -124,33 +125,22 @@ class EmbeddingStore:
                 self._whole(gather_rows(self.local_rows, r.unique.rows if r.distinct else _present(r.held)))
                 for r in routes
             ]
-        if self._of_ranks is not None:
-            self._wait_until_written()
-            return [self._whole(self._read(route, self._of_ranks)) for route in routes]
+        if self._shared is not None:
+            self._shared.wait_until_written()
+            pulled = [self._whole(self._read(route, self._shared.of_ranks)) for route in routes]
+            return [with_gradient_memory(rows, route, self.comm) for rows, route in zip(pulled, routes, strict=True)]
         wanted = exchange.joint_requested
         answer = self.comm.send_buffer(len(wanted), self.layout.width, self.local_rows)
         gather_rows(self.local_rows, wanted, out=answer)
         arriving = self._send(answer, exchange.received, exchange.sent)
         return arriving.use(lambda parts: [self._whole(self._pieces(parts, route)) for route in routes])
 
-    # Ranks that share memory read each other's rows. No rank reads rows that are being written: a step writes when it
-    # has the gradients of all ranks, which have read by then, and the next step reads when all ranks have written.
-
-    def _tell_written(self) -> Pending:
-        """An empty message: this rank has written its rows."""
-        nothing = [0] * self.comm.size
-        return self.comm.all_to_all(self.local_rows.new_empty(0), nothing, nothing)
-
-    def _wait_until_written(self) -> None:
-        written, self._written = self._written or self._tell_written(), None
-        written.wait()
-
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[None]:
         """All rows get other values inside, on every rank."""
-        if self._of_ranks is not None:
+        if self._shared is not None:
             self.comm.barrier()
-        self._written = None
+            self._shared.changed()
         yield
 
     def _read(self, route: Route, of_ranks: Sequence[Tensor]) -> Tensor:
@@ -199,7 +189,13 @@ class EmbeddingStore:
         Gives a function that waits for the gradients of this rank's rows, sums them by distinct row, and
         multiplies them by its argument if it gets one.
         """
-        pieces, pending = gradient.reshape(-1, self.layout.width), []
+        pieces, pending, shown = gradient.reshape(-1, self.layout.width), [], route.shown
+        if shown is not None:
+            arriving = show_gradient(pieces, route, self.comm, bf16=self._bf16)
+            arriving = _Widened(arriving) if self._bf16 else arriving
+            return lambda scale=None: RowUpdate(
+                shown.unique, arriving.use(lambda parts: shown.gradients.sum_parts(parts, scale))
+            )
         asked, held = self._asked_and_held(pieces, route)
         if route.asked is not None:
             buffer = self.comm.send_buffer(len(route.asked.rows), self.layout.width, pieces)
@@ -237,6 +233,8 @@ class EmbeddingStore:
             deltas = Deltas(update.values, update.unique.places_of(own))
             return deltas if self._whole_rows else _each(self._whole(deltas.dense()))
         places = update.unique.places_of(route.unique)[: sum(route.received)]
+        if route.shown is not None and self._whole_rows:
+            return deltas_of_touched(update.values, places, route, self.comm)
         buffer = self.comm.send_buffer(len(places), self.layout.width, update.values)
         changes = Deltas(update.values, places).dense(out=buffer)
         arrived = self.comm.all_to_all(changes, route.received, route.sent).wait()
@@ -256,7 +254,8 @@ class EmbeddingStore:
         """Adds `scale * update` to the rows it touches; nothing where the scale is 0."""
         if not isinstance(scale, float) or scale:
             self._note_changed(update.unique.rows)
-            self._written = None
+            if self._shared is not None:
+                self._shared.changed()
         add_rows(self.local_rows, update.unique.rows, update.values, scale)
 
     @torch.no_grad()
@@ -264,8 +263,8 @@ class EmbeddingStore:
         """One optimizer step on the touched rows."""
         self._note_changed(gradient.unique.rows)
         self.optimizer.update(self.local_rows, gradient.unique.rows, gradient.values)
-        if self._of_ranks is not None:
-            self._written = self._tell_written()
+        if self._shared is not None:
+            self._shared.tell_written()
 
     def square_sum(self, rows: Tensor, squares: Tensor) -> Tensor:
         """Completes per-row sums over the column shards of each table, here and on the other owners."""

@@ -102,7 +102,7 @@ class InverseGradient:
         # 5. Commit, then one gamma step on the log-loss of V at the committed theta.
         with watch("commit"):
             model.add(D, c)
-            committed_V = deltas_V.add_to(rows_V.detach(), c).requires_grad_()
+            committed_V = deltas_V.add_to(row_moves.detached(rows_V), c).requires_grad_()
             loss_V = log_loss(model.logits_of_candidate(committed_V, route_V, tried, chosen), batch.label)
             penalty = model.penalty(committed_V, route_V, len(loss_V))
             gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V, penalty)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from invdist.config.registry import BACKBONES
-from invdist.embeddings.row_moves import Deltas, kernels_for
+from invdist.embeddings.row_moves import Deltas, gradient_memory, kernels_for
 from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, autocasts, init_linear
 
 
@@ -62,7 +62,7 @@ class _Logits(torch.autograd.Function):
         compiled = kernels_for(rows)
         assert compiled is not None
         ctx.save_for_backward(rows, weight)
-        ctx.row_bias = row_bias
+        ctx.row_bias, ctx.new_gradient = row_bias, gradient_memory(rows)
         return compiled.gmf_logits(rows.contiguous(), weight, bias, row_bias)
 
     @staticmethod
@@ -70,5 +70,6 @@ class _Logits(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         compiled = kernels_for(rows)
         assert compiled is not None
-        of_rows, dense = compiled.gmf_gradient(rows.contiguous(), weight, ctx.row_bias, gradients[0].contiguous())
+        of_rows, of_logits = ctx.new_gradient(), gradients[0].contiguous()
+        dense = compiled.gmf_gradient(rows.contiguous(), weight, ctx.row_bias, of_logits, of_rows)
         return of_rows, dense[:-1].view_as(weight), dense[-1:], None

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from invdist.config.registry import BACKBONES
 from invdist.embeddings import row_moves
-from invdist.embeddings.row_moves import Deltas, UniqueRows, gather_rows
+from invdist.embeddings.row_moves import Deltas, UniqueRows, gather_rows, gradient_memory
 from invdist.models.backbone import (
     BIAS_COLUMNS,
     Backbone,
@@ -224,7 +224,7 @@ class _Logits(torch.autograd.Function):
             if row_bias:
                 logits += both[:, :, 5 * k].sum(0)
         ctx.save_for_backward(rows, *layers, *parameters)
-        ctx.k, ctx.row_bias, ctx.layers = k, row_bias, len(layers)
+        ctx.k, ctx.row_bias, ctx.layers, ctx.new_gradient = k, row_bias, len(layers), gradient_memory(rows)
         return logits
 
     @staticmethod
@@ -233,7 +233,8 @@ class _Logits(torch.autograd.Function):
         rows, *saved = ctx.saved_tensors
         layers, parameters = saved[: ctx.layers], saved[ctx.layers :]
         if (compiled := neumf_kernels(rows)) is not None:
-            of_rows, dense = compiled.gradient(rows, k, ctx.row_bias, parameters, layers, g)
+            of_rows = ctx.new_gradient()
+            dense = compiled.gradient(rows, k, ctx.row_bias, parameters, layers, g, of_rows)
             return of_rows, None, None, None, *dense
         both = rows.view(2, len(rows) // 2, rows.shape[1])
         d, found = _before_first(g, both[0, :, :k] * both[1, :, :k], layers, parameters)

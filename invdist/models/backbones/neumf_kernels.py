@@ -54,16 +54,17 @@ class NeuMFKernels:
         parameters: Sequence[Tensor],
         layers: Sequence[Tensor],
         of_logits: Tensor,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The gradients of the rows and of the parameters from that of the logits."""
+        out: Tensor,
+    ) -> list[Tensor]:
+        """The gradients of the rows (in `out`) and of the parameters from that of the logits."""
         n, columns = len(rows) // 2, rows.shape[1]
-        of_rows, dense = torch.empty_like(rows), rows.new_empty(sum(parameter.numel() for parameter in parameters))
+        dense = rows.new_empty(sum(parameter.numel() for parameter in parameters))
         if n == 0:
-            return of_rows, views(dense.zero_(), parameters)
+            return views(dense.zero_(), parameters)
         space, of_logits = rows.new_empty(7 * k * min(n, _BLOCK)), of_logits.contiguous()
         given = (_places(parameters), rows.data_ptr(), n, columns, k, row_bias, _places(layers), of_logits.data_ptr())
-        self._gradient(self._gemm, *given, of_rows.data_ptr(), dense.data_ptr(), space.data_ptr())
-        return of_rows, views(dense, parameters)
+        self._gradient(self._gemm, *given, out.data_ptr(), dense.data_ptr(), space.data_ptr())
+        return views(dense, parameters)
 
     def candidates(
         self,
