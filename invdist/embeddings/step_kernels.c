@@ -27,37 +27,80 @@ double square_sum(const float *values, i64 n) {
     double sum = 0;
     for (i64 begin = 0; begin < n; begin += BLOCK * LANES) {
         i64 end = begin + BLOCK * LANES < n ? begin + BLOCK * LANES : n, i = begin;
-        float lanes[LANES] = {0}, rest = 0;
-        for (; i + LANES <= end; i += LANES)
-            for (int l = 0; l < LANES; l++) lanes[l] = fmaf(values[i + l], values[i + l], lanes[l]);
+        float lanes[4 * LANES] = {0}, rest = 0;  // four vectors: the next addition need not wait for the last
+        for (; i + 4 * LANES <= end; i += 4 * LANES)
+            for (int l = 0; l < 4 * LANES; l++) lanes[l] = fmaf(values[i + l], values[i + l], lanes[l]);
         for (; i < end; i++) rest += values[i] * values[i];
-        sum += total(lanes) + rest;
+        for (int v = 0; v < 4; v++) rest += total(lanes + v * LANES);
+        sum += rest;
     }
     return sum;
 }
 
-// The inverse dual loss of each logit (losses.py has the formulas): `out` gets n losses, then n of each of w1, w0 and
-// the slope d loss / ds.
-void dual_loss(const float *logit, i64 n, double *restrict out) {
-    for (i64 i = 0; i < n; i++) {
-        double s = logit[i], size = fabs(s), e = exp(-size), one = 1 + e;
-        double smaller = log(one) - (one - 1 - e) / one;  // log1p(e)
-        double ratio = smaller / (smaller + size), square = ratio * ratio;
-        double unlikely = square / (square + 1), likely = 1 - unlikely, slope = unlikely - e / one;
-        out[i] = smaller + unlikely * size;
-        out[n + i] = s >= 0 ? likely : unlikely;
-        out[2 * n + i] = s >= 0 ? unlikely : likely;
-        out[3 * n + i] = s > 0 ? slope : s < 0 ? -slope : s == s ? 0 : NAN;
+// exp(-x) for x >= 0 to the rounding of float64: 2^k times a Taylor series of the rest, which is at most log(2) / 2.
+static inline void exp_of_minus(const double *x, double *out) {
+    double power[LANES], scale[LANES];
+    i64 bits[LANES];
+    for (int l = 0; l < LANES; l++) {
+        double y = x[l] > 708 ? -708 : -x[l];
+        power[l] = rint(y * 1.4426950408889634);
+        bits[l] = ((i64)power[l] + 1023) << 52;
     }
+    memcpy(scale, bits, sizeof scale);
+    for (int l = 0; l < LANES; l++) {
+        double y = x[l] > 708 ? -708 : -x[l];
+        double r = fma(power[l], -1.9082149292705877e-10, fma(power[l], -0.6931471803691238, y));
+        double p = fma(r, 1.0 / 6227020800, 1.0 / 479001600);
+        p = fma(p, r, 1.0 / 39916800), p = fma(p, r, 1.0 / 3628800), p = fma(p, r, 1.0 / 362880);
+        p = fma(p, r, 1.0 / 40320), p = fma(p, r, 1.0 / 5040), p = fma(p, r, 1.0 / 720), p = fma(p, r, 1.0 / 120);
+        p = fma(p, r, 1.0 / 24), p = fma(p, r, 1.0 / 6), p = fma(p, r, 0.5);
+        p = (fma(p, r * r, r) + 1) * scale[l];
+        out[l] = x[l] > 708 ? 0 : p;
+    }
+}
+
+// The inverse dual loss of `some` logits (losses.py has the formulas): their losses, w1, w0, and slopes d loss / ds.
+static inline void dual_losses(const float *logit, i64 some, double *losses, double *w1, double *w0, double *slopes) {
+    double s[LANES] = {0}, size[LANES], e[LANES], found[4][LANES];
+    for (int l = 0; l < some; l++) s[l] = logit[l];
+    for (int l = 0; l < LANES; l++) size[l] = fabs(s[l]);
+    exp_of_minus(size, e);
+    for (int l = 0; l < LANES; l++) {
+        // log(1 + e) as 2 atanh(e / (2 + e)): t is at most 1/3
+        double one = 1 + e[l], t = e[l] / (1 + one), u = t * t;
+        double q = fma(u, 1.0 / 35, 1.0 / 33);
+        q = fma(q, u, 1.0 / 31), q = fma(q, u, 1.0 / 29), q = fma(q, u, 1.0 / 27), q = fma(q, u, 1.0 / 25);
+        q = fma(q, u, 1.0 / 23), q = fma(q, u, 1.0 / 21), q = fma(q, u, 1.0 / 19), q = fma(q, u, 1.0 / 17);
+        q = fma(q, u, 1.0 / 15), q = fma(q, u, 1.0 / 13), q = fma(q, u, 1.0 / 11), q = fma(q, u, 1.0 / 9);
+        q = fma(q, u, 1.0 / 7), q = fma(q, u, 0.2), q = fma(q, u, 1.0 / 3);
+        double smaller = 2 * fma(q * u, t, t), ratio = smaller / (smaller + size[l]), square = ratio * ratio;
+        double unlikely = square / (square + 1), likely = 1 - unlikely, slope = unlikely - e[l] / one;
+        found[0][l] = smaller + unlikely * size[l];
+        found[1][l] = s[l] >= 0 ? likely : unlikely;
+        found[2][l] = s[l] >= 0 ? unlikely : likely;
+        found[3][l] = s[l] > 0 ? slope : s[l] < 0 ? -slope : s[l] == s[l] ? 0 : NAN;
+    }
+    i64 bytes = some * sizeof(double);
+    memcpy(losses, found[0], bytes), memcpy(w1, found[1], bytes), memcpy(w0, found[2], bytes);
+    memcpy(slopes, found[3], bytes);
+}
+
+// The same of n logits: `out` gets n losses, then n of each of w1, w0 and the slope.
+void dual_loss(const float *logit, i64 n, double *out) {
+    double *w1 = out + n, *w0 = w1 + n, *slope = w0 + n;
+    i64 i = 0;
+    for (; i + LANES <= n; i += LANES) dual_losses(logit + i, LANES, out + i, w1 + i, w0 + i, slope + i);
+    dual_losses(logit + i, n - i, out + i, w1 + i, w0 + i, slope + i);
 }
 
 // The log-loss of logits s, as in torch: (1 - label) * s + max(-s, 0) + log(1 + exp(-|s|)), so a logit that is not finite
 // never has a finite loss. exp by powers of 2 and a polynomial, log(1 + e) as 2 atanh(e / (2 + e)): float32 to rounding.
 // The slope d loss / ds is sigmoid(s) - label.
-static inline void log_losses(const float *restrict s, const float *restrict label, float *restrict out,
-                              float *restrict slope) {
-    float power[LANES], scale[LANES];
+static inline void log_losses(const float *logit, const float *labels, i64 some, float *out, float *slopes) {
+    float s[LANES] = {0}, label[LANES] = {0}, power[LANES], scale[LANES], loss[LANES], slope[LANES];
     int32_t bits[LANES];
+    // Through arrays of this function alone: the compiler uses vectors where nothing can overlap.
+    memcpy(s, logit, some * sizeof *s), memcpy(label, labels, some * sizeof *s);
     for (int l = 0; l < LANES; l++) {
         float x = -fabsf(s[l]);
         x = x < -87.0f ? -87.0f : x;
@@ -76,37 +119,32 @@ static inline void log_losses(const float *restrict s, const float *restrict lab
         float q = fmaf(u, 1.0f / 13, 1.0f / 11);
         q = fmaf(q, u, 1.0f / 9), q = fmaf(q, u, 1.0f / 7), q = fmaf(q, u, 0.2f), q = fmaf(q, u, 1.0f / 3);
         float opposite = s[l] < 0 ? -s[l] : 0;
-        out[l] = (1 - label[l]) * s[l] + (opposite + 2 * fmaf(q * u, t, t));
+        loss[l] = (1 - label[l]) * s[l] + (opposite + 2 * fmaf(q * u, t, t));
         slope[l] = (s[l] < 0 ? e : 1.0f) / (1.0f + e) - label[l];
     }
-}
-
-// The next `LANES` of n values, of which `some` are left: where they are, or in `last` where fewer are left.
-static inline const float *next_lanes(const float *values, int some, float *last) {
-    return some < LANES ? memcpy(last, values, some * sizeof *values) : values;
+    memcpy(out, loss, some * sizeof *out);
+    if (slopes) memcpy(slopes, slope, some * sizeof *slopes);
 }
 
 // The log-loss of each of n logits (`out`), and the slopes after them.
 void log_loss(const float *logit, const float *label, i64 n, float *out) {
-    for (i64 i = 0; i < n; i += LANES) {
-        float last[2][LANES] = {{0}}, loss[LANES], slope[LANES];
-        int some = n - i < LANES ? (int)(n - i) : LANES;
-        log_losses(next_lanes(logit + i, some, last[0]), next_lanes(label + i, some, last[1]), loss, slope);
-        memcpy(out + i, loss, some * sizeof *out), memcpy(out + n + i, slope, some * sizeof *out);
-    }
+    i64 i = 0;
+    for (; i + LANES <= n; i += LANES) log_losses(logit + i, label + i, LANES, out + i, out + n + i);
+    log_losses(logit + i, label + i, n - i, out + i, out + n + i);
 }
 
 // The sums over n pairs, in float64, of the log-loss of each row of logits `[count, n]`.
 void log_loss_sums(const float *logits, const float *label, i64 count, i64 n, double *out) {
-    for (i64 row = 0; row < count; row++) {
+    for (i64 row = 0; row < count; row++, logits += n) {
         double sums[LANES] = {0}, sum = 0;
-        for (i64 i = 0; i < n; i += LANES) {
-            float last[2][LANES] = {{0}}, loss[LANES], slope[LANES];
-            int some = n - i < LANES ? (int)(n - i) : LANES;
-            const float *s = next_lanes(logits + row * n + i, some, last[0]);
-            log_losses(s, next_lanes(label + i, some, last[1]), loss, slope);
-            for (int l = 0; l < some; l++) sums[l] += loss[l];
+        float loss[LANES];
+        i64 i = 0;
+        for (; i + LANES <= n; i += LANES) {
+            log_losses(logits + i, label + i, LANES, loss, 0);
+            for (int l = 0; l < LANES; l++) sums[l] += (double)loss[l];
         }
+        log_losses(logits + i, label + i, n - i, loss, 0);
+        for (int l = 0; l < n - i; l++) sums[l] += loss[l];
         for (int l = 0; l < LANES; l++) sum += sums[l];
         out[row] = sum;
     }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from invdist.config.registry import BACKBONES
 from invdist.embeddings.row_moves import Deltas, gradient_memory, kernels_for
-from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, autocasts, init_linear
+from invdist.models.backbone import BIAS_COLUMNS, Backbone, Tried, at_candidates, autocasts, init_linear
 
 
 @BACKBONES.register("gmf")
@@ -32,7 +32,13 @@ class GMF(Backbone):
     def of_rows(self, rows: Tensor) -> Tensor:
         if kernels_for(rows) is None or autocasts(rows):
             return super().of_rows(rows)
-        return _Logits.apply(rows, self.output.weight, self.output.bias, self.bias)
+        return _Logits.apply(rows, None, self.output.weight, self.output.bias, self.bias)
+
+    def of_candidate(self, rows: Tensor, tried: Tried, chosen: int | Tensor) -> Tensor:
+        if kernels_for(rows) is None or autocasts(rows):
+            return super().of_candidate(rows, tried, chosen)
+        known, _ = tried.of(chosen)
+        return _Logits.apply(rows, known, self.output.weight, self.output.bias, self.bias)
 
     def candidate_logits(
         self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
@@ -54,16 +60,16 @@ class _Logits(torch.autograd.Function):
     """The logits of rows u (user) and v (item) as one kernel, and their gradient as another.
 
     s = w . (u * v) + b,    ds/du = w * v,    ds/dv = w * u,    ds/dw = u * v,    ds/db = 1,
-    and 1 for the bias columns of both rows.
+    and 1 for the bias columns of both rows. `known` are the logits if they were found before.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, row_bias: bool) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, known: Tensor | None, weight: Tensor, bias: Tensor, row_bias: bool) -> Tensor:
         compiled = kernels_for(rows)
         assert compiled is not None
         ctx.save_for_backward(rows, weight)
         ctx.row_bias, ctx.new_gradient = row_bias, gradient_memory(rows)
-        return compiled.gmf_logits(rows.contiguous(), weight, bias, row_bias)
+        return compiled.gmf_logits(rows.contiguous(), weight, bias, row_bias) if known is None else known
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -72,4 +78,4 @@ class _Logits(torch.autograd.Function):
         assert compiled is not None
         of_rows, of_logits = ctx.new_gradient(), gradients[0].contiguous()
         dense = compiled.gmf_gradient(rows.contiguous(), weight, ctx.row_bias, of_logits, of_rows)
-        return of_rows, dense[:-1].view_as(weight), dense[-1:], None
+        return of_rows, None, dense[:-1].view_as(weight), dense[-1:], None
