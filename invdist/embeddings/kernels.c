@@ -12,7 +12,10 @@
 typedef int64_t i64;
 typedef uint64_t u64;
 
-enum { AHEAD = 8, LINE = 64, DIGIT = 11, BINS = 1 << DIGIT };
+enum { LINE = 64, DIGIT = 11, BINS = 1 << DIGIT };
+
+// How many rows ahead to fetch: 32 lines of memory, measured for rows of 128 bytes that another core has just written.
+static inline i64 rows_ahead(i64 width) { return width <= 32 ? 16 : 8; }
 
 static inline void prefetch(const float *row, i64 width) {
     for (i64 byte = 0; byte < width * 4; byte += LINE) __builtin_prefetch((const char *)row + byte);
@@ -62,9 +65,10 @@ void inverse(const i64 *order, const i64 *starts, i64 count, i64 n, i64 *out) {
 
 // out = table[index]
 i64 gather(const float *table, i64 rows, i64 width, const i64 *index, i64 n, float *out) {
+    const i64 ahead = rows_ahead(width);
     for (i64 i = 0; i < n; i++) {
         if ((u64)index[i] >= (u64)rows) return i;
-        if (i + AHEAD < n && (u64)index[i + AHEAD] < (u64)rows) prefetch(table + index[i + AHEAD] * width, width);
+        if (i + ahead < n && (u64)index[i + ahead] < (u64)rows) prefetch(table + index[i + ahead] * width, width);
         memcpy(out + i * width, table + index[i] * width, width * sizeof(float));
     }
     return -1;
@@ -73,12 +77,13 @@ i64 gather(const float *table, i64 rows, i64 width, const i64 *index, i64 n, flo
 // out = tables[key >> shift][the lower bits of key]
 i64 gather_keys(const float *const *tables, const i64 *rows, i64 count, i64 shift, i64 width, const i64 *key, i64 n,
                 float *out) {
+    const i64 ahead = rows_ahead(width);
     i64 mask = ((i64)1 << shift) - 1;
     for (i64 i = 0; i < n; i++) {
         i64 table = key[i] >> shift, row = key[i] & mask;
         if ((u64)table >= (u64)count || row >= rows[table]) return i;
-        if (i + AHEAD < n && (u64)(key[i + AHEAD] >> shift) < (u64)count)
-            prefetch(tables[key[i + AHEAD] >> shift] + (key[i + AHEAD] & mask) * width, width);
+        if (i + ahead < n && (u64)(key[i + ahead] >> shift) < (u64)count)
+            prefetch(tables[key[i + ahead] >> shift] + (key[i + ahead] & mask) * width, width);
         memcpy(out + i * width, tables[table] + row * width, width * sizeof(float));
     }
     return -1;
@@ -104,9 +109,10 @@ static inline const float *row_of(Rows rows, i64 index) {
 
 // out = rows[index]; indices are in range
 void gather_parts(const float *const *parts, const i64 *edges, i64 width, const i64 *index, i64 n, float *out) {
+    const i64 ahead = rows_ahead(width);
     Rows rows = {parts, edges, width};
     for (i64 i = 0; i < n; i++) {
-        if (i + AHEAD < n) prefetch(row_of(rows, index[i + AHEAD]), width);
+        if (i + ahead < n) prefetch(row_of(rows, index[i + ahead]), width);
         memcpy(out + i * width, row_of(rows, index[i]), width * sizeof(float));
     }
 }
@@ -119,6 +125,7 @@ static inline void add(float *restrict sum, const float *restrict value, i64 wid
 // are summed first: it makes no difference whether a rank sends its sums, or rows that are summed here.
 void sum_segments(const float *const *parts, const i64 *edges, i64 width, const i64 *order, const i64 *starts,
                   i64 count, i64 n, float scale, float *restrict out) {
+    const i64 ahead = rows_ahead(width);
     Rows rows = {parts, edges, width};
     float of_part[width];
     for (i64 s = 0; s < count; s++) {
@@ -127,7 +134,7 @@ void sum_segments(const float *const *parts, const i64 *edges, i64 width, const 
         for (i64 j = starts[s]; j < end; j++) {
             i64 part = part_of(rows, order[j]);
             const float *value = parts[part] + (order[j] - edges[part]) * width;
-            if (j + AHEAD < n) prefetch(row_of(rows, order[j + AHEAD]), width);
+            if (j + ahead < n) prefetch(row_of(rows, order[j + ahead]), width);
             if (part == before) {
                 add(into, value, width);
                 continue;
@@ -164,9 +171,10 @@ int wait_for(const volatile i64 *word, i64 number, i64 microseconds) {
 
 // table[index] += scale * values, for distinct indices
 i64 add_rows(float *table, i64 rows, i64 width, const i64 *index, i64 n, const float *values, float scale) {
+    const i64 ahead = rows_ahead(width);
     for (i64 i = 0; i < n; i++) {
         if ((u64)index[i] >= (u64)rows) return i;
-        if (i + AHEAD < n && (u64)index[i + AHEAD] < (u64)rows) prefetch(table + index[i + AHEAD] * width, width);
+        if (i + ahead < n && (u64)index[i + ahead] < (u64)rows) prefetch(table + index[i + ahead] * width, width);
         float *restrict row = table + index[i] * width;
         const float *restrict value = values + i * width;
         for (i64 c = 0; c < width; c++) row[c] = fmaf(scale, value[c], row[c]);
@@ -204,8 +212,9 @@ i64 locate(const i64 *ids, i64 n, i64 block, const i64 *bases, i64 multiplier, i
 
 // rows[i] += c * values[index[i]] where the index is not -1
 void add_indexed(float *rows, i64 n, i64 width, const i64 *index, const float *values, float c) {
+    const i64 ahead = rows_ahead(width);
     for (i64 i = 0; i < n; i++) {
-        if (i + AHEAD < n && index[i + AHEAD] >= 0) prefetch(values + index[i + AHEAD] * width, width);
+        if (i + ahead < n && index[i + ahead] >= 0) prefetch(values + index[i + ahead] * width, width);
         if (index[i] < 0) continue;
         float *restrict row = rows + i * width;
         const float *restrict value = values + index[i] * width;
@@ -217,13 +226,14 @@ void add_indexed(float *rows, i64 n, i64 width, const i64 *index, const float *v
 i64 adamw(float *table, float *m_table, float *v_table, i64 rows, i64 width, const i64 *index, i64 n,
           const float *gradient, i64 first, i64 columns, double step, double gamma, double beta1, double beta2,
           double eps, double weight_decay) {
+    const i64 ahead = rows_ahead(width);
     double correction1 = 1 - pow(beta1, step), root2 = sqrt(1 - pow(beta2, step));
     float kept = (float)(1 - gamma * weight_decay), rate = (float)(gamma / correction1), b1 = (float)(1 - beta1);
     float b2 = (float)beta2, c2 = (float)(1 - beta2), root = (float)root2, e = (float)eps;
     for (i64 i = 0; i < n; i++) {
         if ((u64)index[i] >= (u64)rows) return i;
-        if (i + AHEAD < n && (u64)index[i + AHEAD] < (u64)rows) {
-            i64 next = index[i + AHEAD] * width + first;
+        if (i + ahead < n && (u64)index[i + ahead] < (u64)rows) {
+            i64 next = index[i + ahead] * width + first;
             prefetch(table + next, columns), prefetch(m_table + next, columns), prefetch(v_table + next, columns);
         }
         i64 at = index[i] * width + first;
