@@ -5,8 +5,8 @@ The vectors are the leading singular vectors of the normalised exposure matrix
     A[u, i] = 1 / sqrt((shown(u) + 5) * (shown(i) + 5))    for every exposure (u, i), else 0
 
 scaled by the singular values, without the part of those that chance alone would give (`chance`). Who was shown little
-is taken for an average one: the 5 above are exposures by popularity, added to those of each id. A model reads the
-leading columns, brought to length one. They are found by subspace iteration: a block of random item vectors Q is
+is drawn to the average: the 5 above are exposures by popularity, added to those of each id that has any. A model reads
+the leading columns, brought to length one. They are found by subspace iteration: a block of random item vectors Q is
 multiplied by A and its transpose in turn, and made orthonormal after each product. A product is a sum over exposures,
 so each exposure costs one row pulled and one row pushed through the same exchange as a training step:
 
@@ -106,9 +106,8 @@ class SubspaceIteration:
     def vectors(self, table: str, *, shrink: bool) -> Tensor:
         """After a last product to users, this rank's rows of a table: `[rows, dim + 4]`. Every rank calls it.
 
-        Columns are the vector, `log(1 + exposures)`, and the number of labels. `shrink`: the singular values are taken
-        without the part of chance, and each id has a few average exposures more; without it, the vector of an id
-        without exposures is zero.
+        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the number of labels. `shrink`: the
+        singular values are taken without the part of chance, and each id with exposures has a few average ones more.
         """
         square, rotation = torch.linalg.eigh(self._gram("user"))
         square, rotation = square.flip(0)[: self.dim], rotation.flip(1)[:, : self.dim]
@@ -131,18 +130,20 @@ class SubspaceIteration:
         return found
 
     def _add_average(self, table: str, vectors: Tensor) -> None:
-        """Adds to each id as many average exposures as the normalisation counts too many: `_SMOOTHING`."""
-        weight = self._weight(table)
-        total = torch.cat([(vectors / weight).sum(0, dtype=torch.float64), self._shown(table).sum().view(1)])
+        """Adds to each id with exposures as many average ones as the normalisation counts too many: `_SMOOTHING`."""
+        weight, shown = self._weight(table), self._shown(table)
+        total = torch.cat([(vectors / weight).sum(0, dtype=torch.float64), shown.sum().view(1)])
         total = self.store.comm.all_reduce(total).wait()
-        vectors += weight * (_SMOOTHING * total[:-1] / total[-1].clamp(min=1)).to(vectors.dtype)
+        average = (_SMOOTHING * total[:-1] / total[-1].clamp(min=1)).to(vectors.dtype)
+        vectors += weight * (shown > 0)[:, None] * average
 
     def _without_chance(self, singular: Tensor) -> Tensor:
         shown = [(counts := self._shown(table))[counts > 0] for table in _TABLES]
         counted = torch.stack([histogram(counts / (counts + _SMOOTHING)) for counts in shown])
         counted = self.store.comm.all_reduce(counted).wait()
         exposures = self.store.comm.all_reduce(shown[0].sum()).wait()
-        return without_chance(singular, *(shares(table) for table in counted), float(exposures))
+        users, items = (shares(table) for table in counted)
+        return without_chance(singular, users, items, float(exposures))
 
     def _local(self, table: str) -> Tensor:
         """This rank's rows of a table."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from invdist.data.dataset import Dataset
 from invdist.data.schema import LABELED_SPLITS
@@ -69,20 +68,13 @@ class DayRows:
 
 
 def with_prior(model: FrozenModel) -> FrozenModel:
-    """A model with one more user and item, the last: as a new id starts when a model grows, without exposures.
-
-    Its exposure vector has the direction of the average one, as that of any id without exposures.
-    """
+    """A model with one more user and item, the last: as a new id starts when a model grows, without exposures."""
     backbone = model.backbone
-    head = backbone if isinstance(backbone, ExposureHead) else None
-    own = head.inner.columns if head else model.user.shape[1]
+    own = backbone.inner.columns if isinstance(backbone, ExposureHead) else model.user.shape[1]
 
     def extended(rows: Tensor) -> Tensor:
         prior = torch.zeros_like(rows[:1])
         prior[0, :own] = rows[:, :own].double().mean(0).to(rows.dtype)
-        if head:
-            vector = slice(head.columns, head.columns + head.dim)
-            prior[0, vector] = normalize(rows[:, vector].double().mean(0), dim=0).to(rows.dtype)
         return torch.cat([rows, prior])
 
     return FrozenModel(extended(model.user), extended(model.item), backbone)

@@ -11,7 +11,7 @@ from invdist.learning.chance import histogram, shares, without_chance
 def dense_vectors(shown: np.ndarray, dim: int, *, shrink: bool) -> tuple[list[np.ndarray], np.ndarray]:
     """Vectors of users and of items, and all singular values. `shown` has a 1 for each exposure.
 
-    With `shrink`, singular values are without the part of chance, and each id was shown five average items more.
+    With `shrink`, singular values are without the part of chance, and each id with exposures has five average ones more.
     """
     counts = [shown.sum(axis) for axis in (1, 0)]
     scale_user, scale_item = ((count + 5) ** -0.5 for count in counts)
@@ -19,9 +19,9 @@ def dense_vectors(shown: np.ndarray, dim: int, *, shrink: bool) -> tuple[list[np
     if not shrink:
         return [left[:, :dim] * values[:dim], right[:dim].T * values[:dim]], values
     exposures = float(shown.sum())
-    counted = (shares(histogram(torch.from_numpy((c := count[count > 0]) / (c + 5)))) for count in counts)
-    weights = without_chance(torch.from_numpy(values[:dim]), *counted, exposures).numpy() / values[:dim]
+    of_users, of_items = (shares(histogram(torch.from_numpy((c := count[count > 0]) / (c + 5)))) for count in counts)
+    weights = without_chance(torch.from_numpy(values[:dim]), of_users, of_items, exposures).numpy() / values[:dim]
     average_user, average_item = (5 * count / exposures for count in counts)
     users = (scale_user[:, None] * (shown + average_item) * scale_item) @ right[:dim].T * weights
     items = (scale_item[:, None] * (shown.T + average_user) * scale_user) @ left[:, :dim] * weights
-    return [users, items], values
+    return [found * (count > 0)[:, None] for found, count in zip((users, items), counts)], values
