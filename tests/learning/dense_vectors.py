@@ -11,7 +11,7 @@ from invdist.learning.chance import histogram, shares, without_chance
 def dense_vectors(shown: np.ndarray, dim: int, *, shrink: bool) -> tuple[list[np.ndarray], np.ndarray]:
     """Vectors of users and of items, and all singular values. `shown` has a 1 for each exposure.
 
-    With `shrink`, singular values are without the part of chance, and each id with exposures has five average ones more.
+    With `shrink`, singular values are without the part of chance, and ids with exposures have five average ones more.
     """
     counts = [shown.sum(axis) for axis in (1, 0)]
     scale_user, scale_item = ((count + 5) ** -0.5 for count in counts)
