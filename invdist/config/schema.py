@@ -105,7 +105,7 @@ class ExposuresConfig(Section):
     learned: Count = 64
     """Columns that are learned. Runs with another `dim` share them."""
     shrink: bool = True
-    """Weigh columns by their singular values without the part of chance; false: by singular values as they are."""
+    """Take what chance explains out of the vectors: of their columns, and of those of ids with few exposures."""
     products: Count = 14
     """Passes over the exposures: products with the exposure matrix. More change little."""
     path: str | None = None

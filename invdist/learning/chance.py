@@ -56,7 +56,7 @@ def shares(counted: Tensor) -> Shares:
 
 def edge_of_chance(users: Shares, items: Shares, exposures: float) -> float:
     """The largest singular value but the first that is to be expected by chance."""
-    # Each side alone gives a bound: the edge of equal values is the sum of both roots.
+    # Values are below 1. If all were 1, the edge would be the sum of both roots: the search starts well above it.
     low, high = 0.0, 2 * ((users.number.sum() / exposures) ** 0.5 + (items.number.sum() / exposures) ** 0.5).item()
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -131,11 +131,14 @@ class SubspaceIteration:
 
     def _add_average(self, table: str, vectors: Tensor) -> None:
         """Adds to each id with exposures as many average ones as the normalisation counts too many: `_SMOOTHING`."""
-        weight, shown = self._weight(table), self._shown(table)
-        total = torch.cat([(vectors / weight).sum(0, dtype=torch.float64), shown.sum().view(1)])
+        weight, shown = self._weight(table)[:, 0], self._shown(table)
+        total = torch.zeros(self.dim + 1, dtype=torch.float64, device=vectors.device)
+        total[-1] = shown.sum()
+        for part, scale in zip(vectors.split(_BLOCK_ROWS), weight.split(_BLOCK_ROWS), strict=True):
+            total[:-1] += part.double().T @ scale.double().reciprocal()
         total = self.store.comm.all_reduce(total).wait()
         average = (_SMOOTHING * total[:-1] / total[-1].clamp(min=1)).to(vectors.dtype)
-        vectors += weight * (shown > 0)[:, None] * average
+        vectors.addr_(weight * (shown > 0), average)
 
     def _without_chance(self, singular: Tensor) -> Tensor:
         shown = [(counts := self._shown(table))[counts > 0] for table in _TABLES]
