@@ -54,4 +54,5 @@ def test_every_setting_of_exposure_vectors_is_documented() -> None:
     text = (REPOSITORY / "docs" / "exposures.md").read_text()
     documented = re.findall(r"^\| `(\w+)` \| (\w+|[\d.]+) \|", text, re.MULTILINE)
     defaults = {name: str(field.default) for name, field in ExposuresConfig.model_fields.items()}
-    assert dict(documented) == {name: {"False": "false", "None": "null"}.get(v, v) for name, v in defaults.items()}
+    as_yaml = {"False": "false", "True": "true", "None": "null"}
+    assert dict(documented) == {name: as_yaml.get(v, v) for name, v in defaults.items()}

@@ -104,6 +104,8 @@ class ExposuresConfig(Section):
     """Columns of the vectors that a run uses, a multiple of 4: the leading ones of those that were learned."""
     learned: Count = 64
     """Columns that are learned. Runs with another `dim` share them."""
+    shrink: bool = True
+    """Take what chance explains out of the vectors: of their columns, and of those of ids with few exposures."""
     products: Count = 14
     """Passes over the exposures: products with the exposure matrix. More change little."""
     path: str | None = None

@@ -4,10 +4,11 @@ The vectors are the leading singular vectors of the normalised exposure matrix
 
     A[u, i] = 1 / sqrt((shown(u) + 5) * (shown(i) + 5))    for every exposure (u, i), else 0
 
-scaled by the singular values. A model reads the leading columns, brought to length one. They are found by subspace
-iteration: a block of random item vectors Q is multiplied by A and its transpose in turn, and made orthonormal after
-each product. A product is a sum over exposures, so each exposure costs one row pulled and one row pushed through the
-same exchange as a training step:
+scaled by the singular values, without the part of those that chance alone would give (`chance`). Who was shown little
+is drawn to the average: the 5 above are exposures by popularity, added to those of each id that has any. A model reads
+the leading columns, brought to length one. They are found by subspace iteration: a block of random item vectors Q is
+multiplied by A and its transpose in turn, and made orthonormal after each product. A product is a sum over exposures,
+so each exposure costs one row pulled and one row pushed through the same exchange as a training step:
 
     to users    Y[u] = sum of A[u, i] * Q[i]        pull the rows of items, push them to the owners of users
     to items    Q[i] = sum of A[u, i] * Y[u]        the same with users and items swapped
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.embeddings.store import EmbeddingStore
+from invdist.learning.chance import histogram, shares, without_chance
 
 Table = Literal["user", "item"]
 _TABLES: tuple[Table, ...] = ("user", "item")
@@ -101,17 +103,21 @@ class SubspaceIteration:
             self.orthonormalise(target)
 
     @torch.no_grad()
-    def vectors(self, table: str) -> Tensor:
-        """After a last product to users, this rank's rows of a table: `[rows, dim + 4]`.
+    def vectors(self, table: str, *, shrink: bool) -> Tensor:
+        """After a last product to users, this rank's rows of a table: `[rows, dim + 4]`. Every rank calls it.
 
-        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the number of labels.
+        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the number of labels. `shrink`: the
+        singular values are taken without the part of chance, and each id with exposures has a few average ones more.
         """
         square, rotation = torch.linalg.eigh(self._gram("user"))
         square, rotation = square.flip(0)[: self.dim], rotation.flip(1)[:, : self.dim]
+        singular = square.clamp(min=0).sqrt()
         # Eigenvectors are unique up to their sign: the largest entry is positive.
         rotation = rotation * rotation.gather(0, rotation.abs().argmax(0, keepdim=True)).sign()
         if table == "item":  # users already carry the singular values
-            rotation = rotation * square.clamp(min=0).sqrt()
+            rotation = rotation * singular
+        if shrink:
+            rotation = rotation * (self._without_chance(singular) / singular.clamp(min=1e-12))
         local = self._local(table)
         found = local.new_zeros((len(local), self.dim + PADDING))
         for part, values in zip(found.split(_BLOCK_ROWS), local.split(_BLOCK_ROWS), strict=True):
@@ -119,7 +125,28 @@ class SubspaceIteration:
             part[:, : self.dim] = rows * (values[:, self._width, None] > 0)
             part[:, self.dim] = torch.log1p(values[:, self._width])
             part[:, self.dim + 1] = values[:, self._width + 1]
+        if shrink:
+            self._add_average(table, found[:, : self.dim])
         return found
+
+    def _add_average(self, table: str, vectors: Tensor) -> None:
+        """Adds to each id with exposures as many average ones as the normalisation counts too many: `_SMOOTHING`."""
+        weight, shown = self._weight(table)[:, 0], self._shown(table)
+        total = torch.zeros(self.dim + 1, dtype=torch.float64, device=vectors.device)
+        total[-1] = shown.sum()
+        for part, scale in zip(vectors.split(_BLOCK_ROWS), weight.split(_BLOCK_ROWS), strict=True):
+            total[:-1] += part.double().T @ scale.double().reciprocal()
+        total = self.store.comm.all_reduce(total).wait()
+        average = (_SMOOTHING * total[:-1] / total[-1].clamp(min=1)).to(vectors.dtype)
+        vectors.addr_(weight * (shown > 0), average)
+
+    def _without_chance(self, singular: Tensor) -> Tensor:
+        shown = [(counts := self._shown(table))[counts > 0] for table in _TABLES]
+        counted = torch.stack([histogram(counts / (counts + _SMOOTHING)) for counts in shown])
+        counted = self.store.comm.all_reduce(counted).wait()
+        exposures = self.store.comm.all_reduce(shown[0].sum()).wait()
+        users, items = (shares(table) for table in counted)
+        return without_chance(singular, users, items, float(exposures))
 
     def _local(self, table: str) -> Tensor:
         """This rank's rows of a table."""
@@ -127,6 +154,9 @@ class SubspaceIteration:
         assert len(shards) <= 1, "row-wise tables"
         first = shards[0].base if shards else 0
         return self.store.local_rows[first : first + (shards[0].rows if shards else 0)]
+
+    def _shown(self, table: str) -> Tensor:
+        return self._local(table)[:, self._width].double()
 
     def _block(self, table: str) -> Tensor:
         return self._local(table)[:, : self._width]

@@ -9,6 +9,7 @@ from typing import Any
 
 from invdist import config as configs
 from invdist.config import Config
+from invdist.config.plain_yaml import read_yaml
 from invdist.data.dataset import Dataset
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder, write_atomically
@@ -78,7 +79,10 @@ def reopen(run: str | AnyPath, overrides: list[str]) -> tuple[Config, AnyPath]:
     folder = path_at(run)
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{run}: not a run folder, it has no {CONFIG_FILE}")
-    config = configs.load(folder / CONFIG_FILE, overrides)
+    settings = read_yaml(folder / CONFIG_FILE)
+    if isinstance(exposures := settings.get("exposures"), dict):
+        exposures.setdefault("shrink", False)  # runs of earlier versions do not say
+    config = configs.from_mapping(settings, overrides, source=str(folder / CONFIG_FILE))
     config.runs = str(folder.parent)
     return config, folder
 

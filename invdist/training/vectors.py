@@ -34,7 +34,7 @@ from invdist.training.grown_vectors import OlderVectors
 from invdist.training.growth import Parent
 from invdist.training.sizes import batch_size
 
-_VERSION = 1
+_VERSION, _VERSION_SHRUNK = 1, 2
 """Raised when the same settings would give other vectors."""
 _SEED = 0
 _WAIT_S = 1.0
@@ -50,7 +50,8 @@ def vectors_folder(config: Config, dataset: Dataset) -> str:
     how = f"{exposures.products}"
     if config.growth.checkpoint is not None:  # aligned to those of the older run, in the columns that it reads
         how = f"{config.growth.products}-{exposures.dim}-{config.growth.checkpoint}"
-    return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{how}-v{_VERSION}")
+    version = _VERSION_SHRUNK if exposures.shrink else _VERSION
+    return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{how}-v{version}")
 
 
 def finished_vectors(folder: str, dataset: Dataset) -> CheckpointInfo | None:
@@ -172,7 +173,7 @@ def _learn(
         if older is not None and older.unchanged:
             older.fill(shard.table, rows, shard.row, vectors.layout.multipliers.get(shard.table, 1))
         else:
-            rows.copy_(iteration.vectors(shard.table))
+            rows.copy_(iteration.vectors(shard.table, shrink=exposures.shrink))
     if older is not None and not older.unchanged:
         older.align(vectors)
     checkpoints.save_tables(vectors, products, {**about, "finished": True})

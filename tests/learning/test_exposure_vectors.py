@@ -26,11 +26,14 @@ from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import shard_tables
 from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, count_pairs, iteration_columns
 from tests.distributed import run_ranks
+from tests.learning.dense_vectors import dense_vectors
 
 DIM, PRODUCTS = 8, 200  # enough to converge on data whose singular values are close
 
 
-def _learn(rank: int, size: int, path: str, dim: int = DIM, products: int = PRODUCTS) -> dict[str, np.ndarray]:
+def _learn(
+    rank: int, size: int, path: str, dim: int = DIM, products: int = PRODUCTS, shrink: bool = False
+) -> dict[str, np.ndarray]:
     dataset, comm = Dataset.open(path), Comm()
 
     def store_of(columns: int) -> EmbeddingStore:
@@ -45,7 +48,7 @@ def _learn(rank: int, size: int, path: str, dim: int = DIM, products: int = PROD
     for product in range(products):
         iteration.product("user" if product % 2 == 0 else "item", pairs.batches())
     iteration.product("user", pairs.batches(), last=True)
-    return {name: iteration.vectors(name).numpy() for name in ("user", "item")}
+    return {name: iteration.vectors(name, shrink=shrink).numpy() for name in ("user", "item")}
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,18 @@ def test_they_are_those_of_a_truncated_svd(tiny_data: Path, by_ranks: dict[int, 
         labels = pa.concat_tables(dataset.read(split, [name]) for split in ("train", "training_test"))[name].to_numpy()
         np.testing.assert_array_equal(found[:, DIM + 1], np.bincount(labels, minlength=len(found)))
         assert not found[:, DIM + 2 :].any()
+
+
+def test_shrunk_ones_are_those_of_users_and_items_that_were_shown_five_average_exposures_more(tmp_path: Path) -> None:
+    path = tmp_path / "feed"
+    scale = Scale(users=200, items=160, labeled_rows=6_000, policy=0.9)
+    prepare(SyntheticLog("feed", scale, 0), Labeling(rules=("finish_rate",)), Options(label_fraction=0.5), path)
+    dataset = Dataset.open(str(path))
+    parts = run_ranks(_learn, 2, str(path), DIM, PRODUCTS, True)
+    for name, wanted in zip(("user", "item"), dense_vectors(_matrix(dataset).toarray(), DIM, shrink=True)[0]):
+        assert np.linalg.matrix_rank(wanted) == 3  # the other columns are below the edge of chance
+        found = np.concatenate([part[name] for part in parts])[:, :DIM]
+        np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=2e-3 * (wanted**2).sum(1).max())
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -23,6 +23,7 @@ from invdist.embeddings.comm import Comm
 from invdist.runtime.process import single_rank
 from invdist.training.growth import Parent, joined, settings_from
 from invdist.training.vectors import finished_vectors, load_or_learn, vectors_folder
+from tests.learning.dense_vectors import dense_vectors
 from tests.runs import train_here
 
 DIM, GROUPS = 4, 4
@@ -46,16 +47,15 @@ def _day(
     return Dataset.open(str(folder / name))
 
 
-def _dense(dataset: Dataset) -> list[np.ndarray]:
-    """Leading left and right singular vectors of the normalised exposures, times the singular values."""
+def _dense(dataset: Dataset, *, shrink: bool) -> list[np.ndarray]:
+    """The vectors of the normalised exposures by a dense SVD."""
     shown = np.zeros((dataset.users, dataset.items))
     for split in OBSERVED_SPLITS:
         table = dataset.read(split)
         shown[table["user"].to_numpy(), table["item"].to_numpy()] = 1
-    matrix = shown / np.sqrt(np.outer(shown.sum(1) + 5, shown.sum(0) + 5))
-    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    found, values = dense_vectors(shown, DIM, shrink=shrink)
     assert values[DIM - 1] > 1.3 * values[DIM], "a subspace that is well defined"
-    return [left[:, :DIM] * values[:DIM], right[:DIM].T * values[:DIM]]
+    return found
 
 
 def _vectors(config: Config, dataset: Dataset) -> list[np.ndarray]:
@@ -71,13 +71,15 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
-@pytest.fixture(scope="module")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Dataset, Dataset]:
+@pytest.fixture(scope="module", params=[True, False], ids=["shrunk", "plain"])
+def grown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Dataset, Dataset]:
     """The settings of a run that grows, its data set and the one before."""
     folder = tmp_path_factory.mktemp("grown")
     monday = _day(folder, "monday", range(120), range(80), 0)
     tuesday = _day(folder, "tuesday", range(60, 180), range(20, 100), 1, "monday")
-    run = train_here(folder / "monday", folder / "runs/monday", *SETTINGS, *VECTORS)
+    run = train_here(
+        folder / "monday", folder / "runs/monday", *SETTINGS, *VECTORS, f"exposures.shrink={request.param}"
+    )
     return settings_from(str(run), [f"data.path={tuesday.path}", "name=tuesday"]), tuesday, monday
 
 
@@ -89,9 +91,10 @@ def test_from_the_older_vectors_it_comes_to_those_of_a_dense_svd(
     config = config.model_copy(deep=True)
     assert config.growth.products == 3
     config.growth.products = products
-    for found, dense in zip(_vectors(config, tuesday), _dense(tuesday), strict=True):
+    dense = _dense(tuesday, shrink=config.exposures.shrink)
+    for found, wanted in zip(_vectors(config, tuesday), dense, strict=True):
         # Products of rows do not depend on a rotation of the columns.
-        wanted = dense @ dense.T
+        wanted = wanted @ wanted.T
         np.testing.assert_allclose(found @ found.T, wanted, rtol=0, atol=error * np.abs(wanted).max())
 
 

@@ -26,7 +26,7 @@ from invdist.runtime.process import single_rank
 from invdist.serving.run import open_run
 from invdist.training import vectors as stage
 from invdist.training.checkpoint.folder import CheckpointFolder
-from invdist.training.run_folder import STOP_FILE
+from invdist.training.run_folder import CONFIG_FILE, STOP_FILE
 from invdist.training.vectors import finished_vectors, load_or_learn, vectors_folder
 from tests.distributed import run_ranks
 from tests.runs import train_here
@@ -231,6 +231,17 @@ def test_a_run_whose_vectors_are_gone_says_so(tiny_data: Path, tmp_path: Path) -
     assert open_run(run, [f"exposures.path={tmp_path / 'moved'}"]).model.user.isfinite().all()
     final = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert final["test"]["auc"] > 0.5
+
+
+def test_a_run_from_before_they_were_shrunk_reads_its_own(tiny_data: Path, tmp_path: Path) -> None:
+    given = ("exposures.vectors=true", "training.epochs=1", f"exposures.path={tmp_path / 'kept'}")
+    shrunk = open_run(train_here(tiny_data, tmp_path / "new", *given)).model
+    run = train_here(tiny_data, tmp_path / "old", *given, "exposures.shrink=false")
+    settings, kept = run / CONFIG_FILE, open_run(run).model
+    settings.write_text("".join(line for line in settings.read_text().splitlines(True) if "shrink" not in line))
+    old = open_run(run).model
+    torch.testing.assert_close(old.user, kept.user, rtol=0, atol=0)
+    assert not torch.allclose(old.user, shrunk.user, atol=0.01)
 
 
 def test_every_strategy_trains_with_them_by_one_setting(tiny_data: Path, tmp_path: Path) -> None:
