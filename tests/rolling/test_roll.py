@@ -83,9 +83,18 @@ def test_the_next_day_is_scored_by_models_that_have_not_seen_it(rolled: tuple[Pa
         costs = [found[unit] for found in day.get("cost", {}).values() for unit in ("seconds", "cpu_seconds")]
         assert len(costs) == (0 if day["day"] == roll.last else 4)
         assert all(cost > 0 for cost in costs)
-    text = (roll.folder / "results.md").read_text()
+    text, page = ((roll.folder / name).read_text() for name in ("results.md", "report.html"))
     assert "Grown against anew" in text
-    assert "plotly" in (roll.folder / "report.html").read_text().lower()
+    for day in results["days"]:
+        users, items = (
+            " / ".join([f"{arms['anew'][part]['rows']:,.0f}", *(f"{arms[a][part]['auc']:.4f}" for a in roll.arms)])
+            for arms, part in ((day["arms"], "cold_users"), (day["arms"], "cold_items"))
+        )
+        assert f"| {day['day']} | {users} | {items} |" in text
+        assert f"<td>{day['day']}<td>{users}<td>{items}" in page
+    assert "Content-Security-Policy" in page
+    assert "src=" not in page.partition("<script")[0] + page.rpartition("</script>")[2], "it loads nothing"
+    assert "plotly" in page.lower()
 
 
 def test_what_is_done_is_not_done_again(
