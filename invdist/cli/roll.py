@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from invdist.rolling.spec import load
 
     roll = load(args.config, args.overrides)
+    roll.check_parts()
     config = roll.config("first", roll.history)
-    roll.inputs()
     from invdist.rolling.run import run
     from invdist.training.ray_backend import connected
 

@@ -106,7 +106,7 @@ class SubspaceIteration:
     def vectors(self, table: str, *, shrink: bool) -> Tensor:
         """After a last product to users, this rank's rows of a table: `[rows, dim + 4]`. Every rank calls it.
 
-        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the number of labels. `shrink`: the
+        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the other counts. `shrink`: the
         singular values are taken without the part of chance, and each id with exposures has a few average ones more.
         """
         square, rotation = torch.linalg.eigh(self._gram("user"))
@@ -124,7 +124,7 @@ class SubspaceIteration:
             rows = values[:, : self._width] @ rotation.to(values.dtype)
             part[:, : self.dim] = rows * (values[:, self._width, None] > 0)
             part[:, self.dim] = torch.log1p(values[:, self._width])
-            part[:, self.dim + 1] = values[:, self._width + 1]
+            part[:, self.dim + 1 : self.dim + 3] = values[:, self._width + 1 : self._width + 3]
         if shrink:
             self._add_average(table, found[:, : self.dim])
         return found
@@ -184,13 +184,17 @@ class SubspaceIteration:
 
 
 @torch.no_grad()
-def count_pairs(store: EmbeddingStore, exposures: Iterable[Batch], labeled: Iterable[Batch]) -> EmbeddingStore:
+def count_pairs(
+    store: EmbeddingStore, exposures: Iterable[Batch], labeled: Iterable[Batch], now: Iterable[Batch] = ()
+) -> EmbeddingStore:
     """Counts the exposures and the labeled pairs of every user and item into `store`, which has `PADDING` columns.
+
+    Of a data set that has set some labels aside, `now` are the labeled pairs without them.
 
     It has tables of its own, with the rows of the others: what travels for each pair is four numbers, not a vector.
     """
     store.local_rows.zero_()
-    for column, batches in enumerate((exposures, labeled)):
+    for column, batches in enumerate((exposures, labeled, now)):
         for user, item, count in _exchanges(store, batches):
             ones = store.local_rows.new_zeros((count, store.columns))
             ones[:, column] = 1.0

@@ -1,7 +1,7 @@
 """Any backbone with exposure vectors beside its own columns.
 
-A row is `[columns of the backbone | bias, 3 unused | c | x | log(1 + exposures), labeled, 2 unused]`. All up to the
-column `c` is trained; the exposure vector `x` of unit length and the counts are frozen. With `user` and `item` sides,
+A row is `[columns of the backbone | bias, 3 unused | c | x | log(1 + exposures), labels, labels now, 1 unused]`. All up
+to the column `c` is trained; the exposure vector `x` of unit length and the counts are frozen. With two sides,
 
     logit = backbone(user, item) + bias_u + bias_i          as without vectors
           + c_u . x_i + x_u . c_i                           what this user thinks of such items, who likes this item
@@ -26,7 +26,8 @@ from invdist.models.dropout import Dropout
 from invdist.models.flat import views
 
 COUNT_COLUMNS = 4
-"""Frozen columns after a vector: the log of the exposures, the number of labels, and padding for FBGEMM."""
+"""Frozen columns after a vector: the log of the exposures, the number of labels that taught the model, how many of them
+are in its data set (0: all; fewer in one that grew), and padding for FBGEMM."""
 _LOG_COUNT_OFFSET = 4.0  # brings log counts of a few dozen exposures near zero
 
 
@@ -65,12 +66,17 @@ class ExposureHead(Backbone):
         Each row has a Gaussian prior, and pays its share at each of its labels. The precision is `prior` for the head's
         own columns, which give a logit the variance 1 / prior. The k columns of the backbone are multiplied with those
         of the other side: with precision sqrt(k * prior) their products have the same variance.
+
+        A model that grew sees `now` of its `labels`, and pays that share of the penalty. Of products it is too little:
+        the noise that two sides can learn together goes with the square root of what is seen, so the products of a
+        sample grow where those of all labels do not, a little more every day. They pay by the square root, too.
         """
-        own, total = self.inner.columns, 0.0
+        own, total, counts = self.inner.columns, 0.0, self.columns + self.dim
         for rows in (user, item):
-            labels = rows[..., self.columns + self.dim + 1].clamp(min=1)
+            labels, now = rows[..., counts + 1].clamp(min=1), rows[..., counts + 2]
+            more = (labels / torch.where(now > 0, now, labels)).sqrt()
             inner, head = (part.square().sum(-1) for part in rows[..., : self.columns].tensor_split([own], -1))
-            total = total + ((own * self.prior) ** 0.5 * inner + self.prior * head) / labels
+            total = total + ((own * self.prior) ** 0.5 * more * inner + self.prior * head) / labels
         return 0.5 * total
 
     def candidate_logits(

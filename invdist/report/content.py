@@ -62,7 +62,7 @@ def page_content(runs: Sequence[History]) -> dict[str, Any]:
         "results": _results(runs),
         "sections": sections,
         "figures_json": _script_json(plots),
-        "data": _texts(history.dataset or history.start.get("dataset") or {}),
+        "data": _texts({**(history.dataset or history.start.get("dataset") or {}), **_grown(history)}),
         "plan": [_table(entry) for entry in plan if isinstance(entry, Mapping)] if isinstance(plan, list) else [],
         "config": _config(runs),
         "environment": _texts(_environment(history)),
@@ -73,6 +73,14 @@ def _script_json(plots: Mapping[str, Any]) -> Markup:
     """Figures by id as JSON for a script element; without "<", so that no text of a run can end the element."""
     texts = (f"{json.dumps(name)}:{figure.to_json()}" for name, figure in plots.items())
     return Markup("{" + ",".join(texts).replace("<", "\\u003c") + "}")
+
+
+def _grown(history: History) -> dict[str, Any]:
+    """What became of the ids of the run that this one goes on from."""
+    events = history.of("grown")
+    return (
+        {"grown": {key: value for key, value in events[-1].items() if key not in ("event", "time")}} if events else {}
+    )
 
 
 def _cards(history: History) -> list[tuple[str, str]]:

@@ -16,18 +16,28 @@ from invdist.rolling.spec import ARMS, Roll
 from invdist.runtime.files import write_atomically
 
 Day = dict[str, Any]
+Table = list[list[str]]
+"""Rows of cells; the first is the header."""
+_HEAD = (
+    "<!doctype html><meta charset=utf-8><meta http-equiv=Content-Security-Policy content=\"default-src 'none'; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:\">"
+    "<style>body{font:15px sans-serif;max-width:75em;margin:2em auto}table{border-collapse:collapse;margin:2em 0}"
+    "td,th{padding:.3em .8em;text-align:left;border-bottom:1px solid #ddd}</style>"
+)
 TABLE, PAGE, FIGURES = "results.md", "report.html", "results.json"
 
 
 def write_results(roll: Roll, days: Sequence[Day], first: dict[str, float]) -> Path:
     """Writes `results.md`, `results.json` and `report.html` into the folder of the roll; gives the first."""
-    table = markdown(roll, days, first)
-    write_atomically(roll.folder / TABLE, table)
+    title, said = f"{roll.name}: next-day scores, {roll.first} to {roll.last}", introduction(roll, first)
+    tables, end = [by_day(roll, days), cold_by_day(roll, days), means(roll, days)], conclusion(roll, days)
+    text = "\n\n".join([f"# {title}", said, *map(_markdown, tables), *end])
+    write_atomically(roll.folder / TABLE, text + "\n")
     write_atomically(roll.folder / FIGURES, json.dumps({"days": list(days), "summary": summary(roll, days)}, indent=1))
     plot = figure(roll, days).to_html(full_html=False, include_plotlyjs=True)
-    title, text = html.escape(roll.name), html.escape(table)
-    page = f"<!doctype html><meta charset=utf-8><title>{title}</title>{plot}<pre>{text}</pre>"
-    write_atomically(roll.folder / PAGE, page)
+    parts = [f"<p>{html.escape(each)}</p>" for each in (said, *end)]
+    page = [_HEAD, f"<title>{html.escape(roll.name)}</title><h1>{html.escape(title)}</h1>", *parts, plot]
+    write_atomically(roll.folder / PAGE, "\n".join([*page, *map(_html, tables)]))
     return roll.folder / TABLE
 
 
@@ -47,48 +57,92 @@ def summary(roll: Roll, days: Sequence[Day]) -> dict[str, dict[str, float | None
     return found
 
 
-def markdown(roll: Roll, days: Sequence[Day], first: dict[str, float]) -> str:
-    """The table by day, and the means."""
-    names = [ARMS[arm] for arm in roll.arms]
-    lines = [
-        f"# {roll.name}: next-day scores, {roll.first} to {roll.last}",
-        "",
+def introduction(roll: Roll, first: dict[str, float]) -> str:
+    """What the tables show, and what the first model cost."""
+    return (
         f"Each day is scored before it is learned from. The first model (the history before {roll.first}) took "
-        f"{_cost(first)}.",
-        "",
-        f"| day | rows | {' | '.join(f'{n}: AUC / GAUC / NDCG' for n in names)} | learning after it |",
-        f"|---|---|{'---|' * (len(names) + 1)}",
-    ]
+        f"{_cost(first)}."
+    )
+
+
+def by_day(roll: Roll, days: Sequence[Day]) -> Table:
+    """Metrics and costs of each day."""
+    names = [ARMS[arm] for arm in roll.arms]
+    found: Table = [["day", "rows", *(f"{name}: AUC / GAUC / NDCG" for name in names), "learning after it"]]
     for day in days:
         cells = [_metrics(day["arms"][arm]["all"]) for arm in roll.arms]
         cost = "; ".join(f"{arm} {_cost(value)}" for arm, value in day.get("cost", {}).items()) or "-"
         best = f" (truth {_metrics(day['best possible']['all'])})" if day.get("best possible") else ""
-        lines.append(f"| {day['day']} | {day['rows']:,}{best} | {' | '.join(cells)} | {cost} |")
-    means = summary(roll, days)
-    lines.append(f"| mean without the first day | | {' | '.join(_metrics(means[arm]) for arm in roll.arms)} | |")
-    lines += ["", "| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for title, key in (("AUC of new users", "cold_users"), ("AUC of new items", "cold_items")):
-        lines.append(f"| {title} | {' | '.join(_number(means[arm][key]) for arm in roll.arms)} |")
-    for title, unit in (("seconds of learning a day", "seconds"), ("CPU seconds of it", "cpu_seconds")):
-        lines.append(f"| {title} | {' | '.join(_number(means[arm][unit], 1) for arm in roll.arms)} |")
-    if {"anew", "grown"} <= set(roll.arms):
-        anew, grown = means["anew"], means["grown"]
-        gap = (grown["auc"] or 0.0) - (anew["auc"] or 0.0)
-        shares = [f"{b / a:.0%} of the {u}" for u in ("seconds", "cpu_seconds") if (a := anew[u]) and (b := grown[u])]
-        lines += ["", f"Grown against anew: {gap:+.4f} AUC at {', '.join(shares)}."]
-    return "\n".join(lines) + "\n"
+        found.append([day["day"], f"{day['rows']:,}{best}", *cells, cost])
+    mean = summary(roll, days)
+    return [*found, ["mean without the first day", "", *(_metrics(mean[arm]) for arm in roll.arms), ""]]
+
+
+def cold_by_day(roll: Roll, days: Sequence[Day]) -> Table:
+    """The AUC of each day for users and for items that came on it; those that no model has seen."""
+    parts = (("cold_users", "new users"), ("cold_items", "new items"))
+    found: Table = [["day", *(f"{title}: {' / '.join(['rows', *roll.arms])}" for _, title in parts)]]
+    for day in days:
+        scores = [[day["arms"][arm][part] for arm in roll.arms] for part, _ in parts]
+        cells = [[f"{of_arms[0]['rows']:,.0f}", *(_number(s.get("auc")) for s in of_arms)] for of_arms in scores]
+        found.append([day["day"], *(" / ".join(cell) for cell in cells)])
+    return found
+
+
+def means(roll: Roll, days: Sequence[Day]) -> Table:
+    """What new users and items got on the mean of all rows, and what learning cost a day."""
+    mean = summary(roll, days)
+    rows = (
+        ("AUC of new users", "cold_users", 4),
+        ("AUC of new items", "cold_items", 4),
+        ("seconds of learning a day", "seconds", 1),
+        ("CPU seconds of it", "cpu_seconds", 1),
+    )
+    cells = [[title, *(_number(mean[arm][key], digits) for arm in roll.arms)] for title, key, digits in rows]
+    return [["", *(ARMS[arm] for arm in roll.arms)], *cells]
+
+
+def conclusion(roll: Roll, days: Sequence[Day]) -> list[str]:
+    """The grown model against the one that was trained anew, if both are there."""
+    if not {"anew", "grown"} <= set(roll.arms):
+        return []
+    anew, grown = (summary(roll, days)[arm] for arm in ("anew", "grown"))
+    if anew["auc"] is None or grown["auc"] is None:
+        return []
+    units = (("seconds", "seconds"), ("cpu_seconds", "CPU seconds"))
+    shares = [f"{b / a:.0%} of the {name}" for unit, name in units if (a := anew[unit]) and (b := grown[unit])]
+    cost = f" at {', '.join(shares)}" if shares else ""
+    return [f"Grown against anew: {grown['auc'] - anew['auc']:+.4f} AUC{cost}."]
 
 
 def figure(roll: Roll, days: Sequence[Day]) -> go.Figure:
-    """Next-day AUC by day and arm, and below it the seconds of learning."""
-    found = make_subplots(rows=2, cols=1, shared_xaxes=True, subplot_titles=["Next-day AUC", "Seconds of learning"])
+    """By day and arm: next-day AUC of all rows, of new users and of new items; below it what learning cost."""
+    parts = {"all": "Next-day AUC", "cold_users": "of new users", "cold_items": "of new items"}
+    costs = [cost for day in days for cost in day.get("cost", {}).values()]
+    unit, title = ("seconds", "Seconds of learning")
+    if costs and all("cpu_seconds" in cost for cost in costs):
+        unit, title = ("cpu_seconds", "CPU seconds of learning")
+    found = make_subplots(rows=4, cols=1, shared_xaxes=True, subplot_titles=[*parts.values(), title])
     for color, arm in zip(PALETTE, roll.arms):
         x, style = [day["day"] for day in days], {"name": ARMS[arm], "legendgroup": arm}
-        auc = [day["arms"][arm]["all"].get("auc") for day in days]
-        found.add_scatter(x=x, y=auc, line={"color": color}, **style, row=1, col=1)
-        cost = [day.get("cost", {}).get(arm, {}).get("seconds") for day in days]
-        found.add_bar(x=x, y=cost, marker={"color": color}, showlegend=False, **style, row=2, col=1)
-    return found.update_layout(template="none", height=640, title=roll.name)
+        for row, part in enumerate(parts, 1):
+            auc = [day["arms"][arm][part].get("auc") for day in days]
+            found.add_scatter(x=x, y=auc, line={"color": color}, showlegend=row == 1, **style, row=row, col=1)
+        cost = [day.get("cost", {}).get(arm, {}).get(unit) for day in days]
+        found.add_bar(x=x, y=cost, marker={"color": color}, showlegend=False, **style, row=4, col=1)
+    return found.update_layout(template="none", height=1000)
+
+
+def _markdown(table: Table) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join([lines[0], f"|{'---|' * len(table[0])}", *lines[1:]])
+
+
+def _html(table: Table) -> str:
+    def row(cells: Sequence[str], kind: str) -> str:
+        return f"<tr>{''.join(f'<{kind}>{html.escape(cell)}' for cell in cells)}"
+
+    return f"<table>{row(table[0], 'th')}{''.join(row(cells, 'td') for cells in table[1:])}</table>"
 
 
 def _metrics(found: dict[str, Any]) -> str:

@@ -86,8 +86,8 @@ def learn(roll: Roll, arm: str, day: str, parent: Path | None, say: Say) -> Path
     if resumed := folder.exists():
         config = run_folder.reopen(folder, [])[0]
     elif parent is not None:
-        given = {**roll.grown, "data.path": config.data.path, "runs": config.runs, "name": config.name}
-        config = settings_from(str(parent), [f"{key}={value}" for key, value in given.items()])
+        given = [f"data.path={config.data.path}", f"runs={config.runs}", f"name={config.name}"]
+        config = settings_from(str(parent), [*roll.grown_overrides(), *given])
     say(f"{day}: {arm} {'goes on' if resumed else 'learns'}")
     if config.ray.ranks > 1:
         if train(config, resume=str(folder) if resumed else None)[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from invdist import config as configs
 from invdist.config import Config
 from invdist.config.fields import Section, build
-from invdist.config.plain_yaml import read_yaml
+from invdist.config.plain_yaml import dotted, read_yaml
 from invdist.data.prepare.options import Kind, build_options
 from invdist.study.sources import found_input
 from invdist.study.spec import Recipe
@@ -37,7 +38,7 @@ class Roll(Section):
     train: dict[str, Any] = {}
     """Settings of every training, as in a training config; `data.path`, `runs` and `name` are set by the roll."""
     grown: dict[str, Any] = {}
-    """Settings of the model that grows that differ from those of the model it goes on from, by dotted key."""
+    """Settings of the model that grows that differ from those of the model it goes on from, such as growth.epochs."""
     grown_data: dict[str, Any] = {"keep": 0, "older": "unclear"}
     """Options of `prepare` for the model that grows, beside those of the log: by default it learns from new labels and
     a sample of the older ones, whose other rows stay as exposures without a label."""
@@ -51,9 +52,21 @@ class Roll(Section):
                 yield "last", f"expected {self.first} (first) or a later day"
         except ValueError:
             yield "first", f"expected dates as 2022-04-25, not {self.first!r} and {self.last!r}"
-        for key in ("since", "until"):
-            if key in self.data.options:
-                yield f"data.options.{key}", "is set by the roll"
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            yield "arms", f"expected some of {', '.join(ARMS)}, each once"
+        for part, options in (("data.options", self.data.options), ("grown_data", self.grown_data)):
+            for key in {"since", "until"} & set(options):
+                yield f"{part}.{key}", "is set by the roll"
+        for part, settings in (("train", self.train), ("grown", self.grown)):
+            for key in {"data.path", "runs", "name"} & set(dotted(settings)):
+                yield f"{part}.{key}", "is set by the roll"
+
+    def check_parts(self) -> None:
+        """`UserError` if a log, an option or a setting is wrong: said before the first model is trained, not after."""
+        self.inputs()
+        for arm, day in (("first", self.history), *((arm, self.first) for arm in self.arms if arm != "never")):
+            self.options(arm, day)
+            self.config(arm, day)
 
     @property
     def folder(self) -> Path:
@@ -74,10 +87,11 @@ class Roll(Section):
     def options(self, arm: str, day: str) -> Kind:
         """The options of `prepare` for a day, or for the history."""
         given = {**self.data.options, **(self.grown_data if arm == "grown" else {})}
+        source = "data.options and grown_data" if arm == "grown" else "data.options"
         if day == self.history:
             given = {name: value for name, value in given.items() if name not in ("keep", "drop_unseen", "older")}
-            return build_options(self.data.kind, {**given, "until": day}, source="data.options")
-        return build_options(self.data.kind, {**given, "since": day, "until": day}, source="data.options")
+            return build_options(self.data.kind, {**given, "until": day}, source=source)
+        return build_options(self.data.kind, {**given, "since": day, "until": day}, source=source)
 
     def inputs(self) -> list[Path]:
         """The files of the log."""
@@ -85,8 +99,15 @@ class Roll(Section):
 
     def config(self, arm: str, day: str) -> Config:
         """The settings of the training of an arm after a day."""
+        changed = self.grown_overrides() if arm == "grown" else []
         given = {"data.path": str(self.data_of(arm, day)), "runs": str(self.folder / "runs"), "name": f"{arm}-{day}"}
-        return configs.from_mapping(self.train, [f"{key}={value}" for key, value in given.items()], source="train")
+        return configs.from_mapping(
+            self.train, [*changed, *(f"{key}={value}" for key, value in given.items())], source="train"
+        )
+
+    def grown_overrides(self) -> list[str]:
+        """What the model that grows has otherwise, as `key=value`."""
+        return [f"{key}={json.dumps(value)}" for key, value in dotted(self.grown).items()]
 
     def data_of(self, arm: str, day: str) -> Path:
         """The data set of an arm after a day; the history is the same for all."""

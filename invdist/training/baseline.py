@@ -68,8 +68,8 @@ def below_means(
 ) -> str | None:
     """A warning with what to try if the model's validation metric is below that of the means, else None.
 
-    `loss` is the training loss of the last of `epochs` epochs. Above the log-loss of the means, the model has not
-    learned enough yet; below, it has overfitted its training interactions.
+    `loss` is the training loss of the last of the `epochs` epochs of this run. Above the log-loss of the means, the
+    model has not learned enough yet; below, it has overfitted its training interactions.
     """
     name, gamma = config.training.metric, gamma_of(config)
     if not model[name] < means[name]:
@@ -78,7 +78,7 @@ def below_means(
     if loss is None or not loss < means["logloss"]:
         return (
             f"{said}. The model has learned too little: try a larger optimizer.gamma ({gamma * 10:g}, now {gamma:g}) "
-            f"or more training.epochs ({2 * epochs}, now {epochs})"
+            f"or more {'growth' if config.growth.run else 'training'}.epochs ({2 * epochs}, now {epochs})"
         )
     bias = "" if config.rows.bias else "rows.bias=true, "
     return (

@@ -62,6 +62,13 @@ def describe(event: dict[str, Any]) -> str | None:
             return "\n".join([f"{event['method']} on {event['model']}: {ranks}", *tables])
         case "vectors" if event["product"] == event["products"]:
             return f"{_describe_product(event)}; learned from {event['exposures']:,} exposures"
+        case "grown":
+            ids = (
+                f"{event[f'known_{kind}']:,} {kind} known, {event[f'new_{kind}']:,} new, "
+                f"{event[f'dropped_{kind}']:,} dropped"
+                for kind in ("users", "items")
+            )
+            return f"going on from {event['checkpoint']}: {'; '.join(ids)}"
         case "resume":
             return f"continuing from {event['checkpoint']} at step {event['global_step']:,}"
         case "epoch":

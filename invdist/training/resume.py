@@ -44,7 +44,7 @@ def check_continues(
     if extra["dataset"] != dataset.fingerprint:
         raise UserError(
             f"{path} was trained on another data set than {config.data.path}: "
-            "resume with the data set of the run, or start a new run"
+            "resume with the data set of the run, or start a new run that goes on from it on this one with --from"
         )
     check_same_model(path, extra, config)
     if (position.phase, position.pass_index, position.step) == (0, 0, 0):  # between two epochs
@@ -64,8 +64,8 @@ def check_same_model(path: str, extra: Mapping[str, Any], config: Config) -> Non
     """Raises `UserError` if `config` is of another model than the checkpoint at `path`, whatever the data set is."""
     if always := _changed(extra, config, _ALWAYS_FIXED + (_FIXED_WITH_VECTORS if config.exposures.vectors else ())):
         raise UserError(
-            f"{path} was trained with {always}, which a resumed run cannot change: leave it as it was, or "
-            "start a new run"
+            f"{path} was trained with {always}, which a run that goes on from it cannot change: leave it as it "
+            "was, or start a new run"
         )
 
 

@@ -287,7 +287,7 @@ class Trainer:
         """Warns if the model is below the means baseline."""
         assert model is not None
         assert means is not None
-        warning = below_means(self.config, model, means, self.run_totals.loss, self.position.epoch)
+        warning = below_means(self.config, model, means, self.run_totals.loss, self.position.epoch - self.first_epoch)
         if warning is not None:
             self.events.write("warning", message=warning)
 

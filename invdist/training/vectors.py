@@ -17,6 +17,7 @@ from torch import Tensor
 
 from invdist.config.schema import Config, ExposuresConfig
 from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED
 from invdist.data.stream.exposures import ExposurePairs, LabeledPairs
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.placement import Table
@@ -145,11 +146,12 @@ def _learn(
     products = exposures.products if older is None else 0 if older.unchanged else config.growth.products
     pairs = ExposurePairs(dataset, comm.rank, comm.size)
     labeled = LabeledPairs(dataset, comm.rank, comm.size)
+    now = ExposurePairs(dataset, comm.rank, comm.size, TRAINING_LABELED).batches() if labeled.set_aside else ()
     iteration = SubspaceIteration(store_of(iteration_columns(exposures.learned)), exposures.learned)
     about = {"dataset": dataset.fingerprint, "learned": exposures.learned, "products": products}
     last = checkpoints.latest(valid_only=True)
     if last is None:
-        counts = count_pairs(store_of(PADDING), pairs.batches(), labeled.batches())
+        counts = count_pairs(store_of(PADDING), pairs.batches(), labeled.batches(), now)
         iteration.start(counts, _SEED, older.fill if older else None)
         done = 0
     else:

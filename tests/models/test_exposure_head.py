@@ -23,6 +23,7 @@ def _rows(head: ExposureHead, seed: int) -> Tensor:
     torch.manual_seed(seed)
     rows = torch.randn(PAIRS, head.columns + head.frozen_columns)
     rows[:, -3] = torch.randint(0, 6, (PAIRS,)).float()  # labels, none for some
+    rows[:, -2] = 0.0  # all of them are in the data set
     return rows
 
 
@@ -67,6 +68,19 @@ def test_the_penalty_of_a_row_is_shared_by_its_labels() -> None:
         sizes = [(precision * side[n, : head.columns].numpy() ** 2).sum() for side in (user, item)]
         shares = [size / max(float(side[n, -3]), 1.0) for size, side in zip(sizes, (user, item))]
         assert found[n] == pytest.approx(0.5 * sum(shares), rel=1e-5)
+
+
+def test_products_pay_by_the_square_root_of_the_labels_that_are_left() -> None:
+    head = _head("gmf", prior=7.0)
+    rows = _rows(head, 1)
+    rows[:, -3], rows[:, -2] = 32.0, 0.0
+    columns, k = rows[:, : head.columns].square(), head.inner.columns
+    whole = head.penalty(rows, rows)
+    rows[:, -2] = 32.0
+    assert torch.equal(head.penalty(rows, rows), whole), "all are there"
+    rows[:, -2] = 8.0
+    added = head.penalty(rows, rows) - whole
+    torch.testing.assert_close(added, (k * 7.0) ** 0.5 * columns[:, :k].sum(1) / 32, rtol=1e-4, atol=1e-5)
 
 
 def test_before_any_label_both_parts_of_a_logit_vary_alike() -> None:

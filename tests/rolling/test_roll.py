@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +85,18 @@ def test_the_next_day_is_scored_by_models_that_have_not_seen_it(rolled: tuple[Pa
         costs = [found[unit] for found in day.get("cost", {}).values() for unit in ("seconds", "cpu_seconds")]
         assert len(costs) == (0 if day["day"] == roll.last else 4)
         assert all(cost > 0 for cost in costs)
-    text = (roll.folder / "results.md").read_text()
+    text, page = ((roll.folder / name).read_text() for name in ("results.md", "report.html"))
     assert "Grown against anew" in text
-    assert "plotly" in (roll.folder / "report.html").read_text().lower()
+    for day in results["days"]:
+        users, items = (
+            " / ".join([f"{arms['anew'][part]['rows']:,.0f}", *(f"{arms[a][part]['auc']:.4f}" for a in roll.arms)])
+            for arms, part in ((day["arms"], "cold_users"), (day["arms"], "cold_items"))
+        )
+        assert f"| {day['day']} | {users} | {items} |" in text
+        assert f"<td>{day['day']}<td>{users}<td>{items}" in page
+    assert "Content-Security-Policy" in page
+    assert "src=" not in page.partition("<script")[0] + page.rpartition("</script>")[2], "it loads nothing"
+    assert "plotly" in page.lower()
 
 
 def test_what_is_done_is_not_done_again(
@@ -99,6 +110,59 @@ def test_what_is_done_is_not_done_again(
     assert (roll.folder / "results.json").read_text() == before
     assert command.main(["--config", str(path), "train.rows.dim=4"]) == 2
     assert "was started with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "epochs"), [("anew learns", 0), ("grown learns", 1), ("anew learns", 2)])
+def test_a_roll_that_was_killed_goes_on_to_the_same_results(
+    rolled: tuple[Path, Roll], tmp_path: Path, line: str, epochs: int
+) -> None:
+    path, roll = rolled
+    command_line = [sys.executable, "-u", "-m", "invdist", "roll", "--config", str(path), f"output={tmp_path}"]
+    process = subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any(line in said for said in process.stdout), "it ended before"
+    events = tmp_path / "feed" / "runs" / f"{line.split()[0]}-2026-01-04" / "metrics.jsonl"
+    while epochs and not (events.exists() and events.read_text().count('"event": "epoch"') >= epochs):
+        assert process.poll() is None, "it ended before"
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "feed" / "results.json").exists()
+    assert command.main(["--config", str(path), f"output={tmp_path}"]) == 0
+    found, expected = (
+        json.loads((folder / "results.json").read_text())["days"] for folder in (tmp_path / "feed", roll.folder)
+    )
+    assert [day["arms"] for day in found] == [day["arms"] for day in expected]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("grown_data.kep=0", "grown_data: kep: no such key"),
+        ("grown.growth.epoch=1", "growth.epoch"),
+        ("train.optimizer.gama=1", "optimizer.gama"),
+        ("arms=[]", "arms: expected some of anew, grown, never"),
+        ("arms=[grown,grown]", "each once"),
+        ("grown_data.since=2026-01-01", "is set by the roll"),
+        ("train.name=x", "train.name: is set by the roll"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, said: str
+) -> None:
+    path = tmp_path / "roll.yaml"
+    path.write_text(to_yaml({**KEYS, "output": str(tmp_path / "rolls")}))
+    assert command.main(["--config", str(path), override]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "rolls").exists()
+
+
+def test_settings_of_the_grown_model_by_dotted_key_or_nested(tmp_path: Path) -> None:
+    path = tmp_path / "roll.yaml"
+    path.write_text(to_yaml({**KEYS, "grown": {"growth.epochs": 5}}))
+    assert load(path).config("grown", "2026-01-04").growth.epochs == 5
+    assert load(path, ["grown.growth.epochs=7"]).config("anew", "2026-01-04").growth.epochs == 3
+    path.write_text(to_yaml(KEYS))
+    assert load(path, ["grown.growth.epochs=7"]).config("grown", "2026-01-04").growth.epochs == 7
 
 
 def test_keys_that_are_wrong_say_so(tmp_path: Path) -> None:

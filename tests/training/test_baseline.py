@@ -112,6 +112,9 @@ def test_a_model_below_the_means_is_told_what_to_try() -> None:
         assert short is not None
         assert "too little: try a larger optimizer.gamma (0.0001, now 1e-05)" in short
         assert "training.epochs (6, now 3)" in short
+    config.growth.run = "runs/monday"
+    assert "growth.epochs (6, now 3)" in (below_means(config, {"auc": 0.6}, means, 0.69, 3) or "")
+    config.growth.run = None
     fitted = below_means(config, {"auc": 0.6}, means, 0.2, 4)
     assert fitted is not None
     assert "overfits: try rows.bias=true" in fitted

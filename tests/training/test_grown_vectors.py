@@ -125,11 +125,12 @@ def test_labels_that_were_set_aside_still_count(grown: tuple[Config, Dataset, Da
     _vectors(config, tuesday)
     found = finished_vectors(vectors_folder(config, tuesday), tuesday)
     assert found is not None
-    users, counts = tuesday.raw_ids("users").to_pylist(), Counter()
+    users, counts, now = tuesday.raw_ids("users").to_pylist(), Counter(), Counter()
     for split in (*TRAINING_LABELED, "unclear"):
         table = tuesday.read(split)
-        counts.update(
-            users[user] for user, label in zip(*(table[n].to_pylist() for n in ("user", "label"))) if label >= 0
-        )
+        labeled = [users[user] for user, label in zip(*(table[n].to_pylist() for n in ("user", "label"))) if label >= 0]
+        counts.update(labeled)
+        now.update(labeled if split != "unclear" else [])
     assert sum(counts.values()) > sum(tuesday.rows[split] for split in TRAINING_LABELED)
     assert found.read("rows/user/weight")[:, 8 + 1].tolist() == [counts[user] for user in users]
+    assert found.read("rows/user/weight")[:, 8 + 2].tolist() == [now[user] for user in users]

@@ -46,6 +46,14 @@ def test_a_log_has_a_line_for_each_table_epoch_and_warning(tmp_path: Path) -> No
     assert lines[6:] == ["warning: the model is [bold]below[/bold] the means"]
 
 
+def test_a_run_that_goes_on_from_another_says_what_became_of_the_ids() -> None:
+    users = {"known_users": 1200, "new_users": 30, "dropped_users": 0}
+    items = {"known_items": 90, "new_items": 0, "dropped_items": 7}
+    assert describe({"event": "grown", "checkpoint": "runs/monday/step-9", "epoch": 3, **users, **items}) == (
+        "going on from runs/monday/step-9: 1,200 users known, 30 new, 0 dropped; 90 items known, 0 new, 7 dropped"
+    )
+
+
 def test_a_loss_that_is_not_finite_is_a_dash() -> None:
     epoch = next(event for event in ig_events() if event["event"] == "epoch")
     assert "loss -  valid" in (describe(epoch | {"loss": None}) or "")

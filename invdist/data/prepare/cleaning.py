@@ -21,6 +21,7 @@ from invdist.data.prepare.options import Options
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.row_rules import RowRules, pair_of_indices, pair_of_words, quartile_ranks
+from invdist.data.prepare.since_until import no_rows
 from invdist.data.prepare.spill import Spill
 from invdist.runtime.errors import UserError
 
@@ -66,7 +67,7 @@ class CleanRows:
         self._spill.close()
         self.counts["log_rows"] = rows
         if not rows:
-            raise UserError("the log has no rows")
+            raise no_rows(self.log)
         self._finish_ids()
         self.quartiles = self._quartiles() if "play_time" in self.labeling.rules else None
         if self.labeling.quartiles is None:  # otherwise they are those of the first day

@@ -24,6 +24,13 @@ def in_days(log: RawLog, options: Options) -> RawLog:
     return _InDays(log, options.since, options.until)
 
 
+def no_rows(log: RawLog) -> UserError:
+    """What is said of a log that has no rows."""
+    about = log.describe()
+    days = [f"{name}={about[name]}" for name in ("since", "until") if about.get(name)]
+    return UserError(f"the log has no rows{' with ' if days else ''}{' and '.join(days)}")
+
+
 class _InDays:
     """A `RawLog` whose rows are those of another one between two days, both taken."""
 

@@ -54,12 +54,13 @@ class LabeledPairs(ExposurePairs):
     """The pairs whose labels a model learns from or, as one that grew, has learned from on an earlier day."""
 
     def __init__(self, dataset: Dataset, rank: int, world_size: int) -> None:
-        self._set_aside = bool(dataset.manifest.get("set_aside"))
-        super().__init__(dataset, rank, world_size, EXPOSED if self._set_aside else TRAINING_LABELED)
+        self.set_aside = bool(dataset.manifest.get("set_aside"))
+        """Whether labels of earlier days may be among them."""
+        super().__init__(dataset, rank, world_size, EXPOSED if self.set_aside else TRAINING_LABELED)
 
     def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """As those of exposures."""
-        if not self._set_aside:
+        if not self.set_aside:
             yield from super().batches()
             return
         for groups in self._groups():

@@ -83,13 +83,13 @@ def build_app(serving: Serving, token: str) -> FastAPI:
         )
         return {"checkpoint": served.checkpoint, **columns}
 
-    routes: list[tuple[str, type[Section], Callable[[Any], Awaitable[Answer]]]] = [
-        ("/score", ScoreRequest, score),
-        ("/annotate", AnnotateRequest, annotate),
-        ("/recommend", RecommendRequest, recommend),
+    routes: list[tuple[str, type[Section], Callable[[Any], Awaitable[Answer]], str]] = [
+        ("/score", ScoreRequest, score, "user item score probability known"),
+        ("/annotate", AnnotateRequest, annotate, "user item score w1 w0 label confidence known"),
+        ("/recommend", RecommendRequest, recommend, "user rank item score"),
     ]
-    for path, kind, answer in routes:
-        _add_route(app, serving, path, kind, answer)
+    for path, kind, answer, columns in routes:
+        _add_route(app, serving, path, answer, kind, openapi.of_body(kind, columns.split()))
 
     async def healthz() -> Response:
         """200 as soon as a model is loaded."""
@@ -100,13 +100,13 @@ def build_app(serving: Serving, token: str) -> FastAPI:
         return Response(await serving.metrics(), media_type="text/plain; version=0.0.4")
 
     async def schema() -> Response:
-        return _json(200, app.openapi())
+        return _json(200, openapi.completed(app.openapi()))
 
     async def page() -> Response:
         return Response(openapi.page(app.openapi()), media_type="text/html", headers=openapi.HEADERS)
 
     app.add_api_route("/healthz", healthz, response_class=Response)
-    app.add_api_route("/metrics", metrics, response_class=Response)
+    app.add_api_route("/metrics", metrics, response_class=Response, openapi_extra=openapi.of_metrics())
     app.add_api_route("/openapi.json", schema, include_in_schema=False)
     app.add_api_route("/docs", page, include_in_schema=False)
     app.add_exception_handler(HTTPException, _http_error)
@@ -116,29 +116,37 @@ def build_app(serving: Serving, token: str) -> FastAPI:
 
 
 def _add_route(
-    app: FastAPI, serving: Serving, path: str, kind: type[Section], answer: Callable[[Any], Awaitable[Answer]]
+    app: FastAPI,
+    serving: Serving,
+    path: str,
+    answer: Callable[[Any], Awaitable[Answer]],
+    kind: type[Section],
+    described: dict[str, Any],
 ) -> None:
     async def route(request: Request) -> Response:
-        started, rows = time.perf_counter(), 0
+        started, rows, body = time.perf_counter(), 0, None
+        seconds = f"{serving.limits.seconds:g} s"
         try:
             async with asyncio.timeout(serving.limits.seconds):
-                content = await answer(parse(kind, await _body(request, serving.limits)))
+                body = await _body(request, serving.limits)
+                content = await answer(parse(kind, body))
             rows = len(content["user"])
             response = _json(200, content)
         except (RequestError, UserError) as error:
             response = _error(error.status if isinstance(error, RequestError) else 422, str(error))
         except TimeoutError:
-            response = _error(503, f"no answer within {serving.limits.seconds:g} s; try again, or ask for less")
-            response.headers["Retry-After"] = "1"
+            if body is None:
+                response = _error(408, f"the body did not come within {seconds}; send it at once, or a smaller one")
+            else:
+                response = _error(503, f"no answer within {seconds}; try again, or ask for less")
+                response.headers["Retry-After"] = "1"
         serving.observe(path, response.status_code, time.perf_counter() - started, rows)
         return response
 
     route.__doc__ = answer.__doc__
     # The first one answers, the second one is described: FastAPI takes a third of the time of an answer.
     app.add_route(path, route, methods=["POST"])
-    app.add_api_route(
-        path, route, methods=["POST"], response_class=Response, name=path[1:], openapi_extra=openapi.of_body(kind)
-    )
+    app.add_api_route(path, route, methods=["POST"], response_class=Response, name=path[1:], openapi_extra=described)
 
 
 class _Guard:

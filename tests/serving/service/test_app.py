@@ -50,6 +50,14 @@ def test_annotations_and_recommendations_equal_those_of_the_api(client: Client, 
     )
 
 
+def test_the_description_names_the_columns_of_the_answers(client: Client) -> None:
+    schema = client.send("GET", "/openapi.json").json
+    asked: dict[str, dict[str, Any]] = {"/score": PAIRS, "/annotate": PAIRS, "/recommend": {"user": 3}}
+    for path, fields in asked.items():
+        content = schema["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert list(client.post(path, **fields).json) == content["required"] == list(content["properties"])
+
+
 def test_requests_at_the_same_time_get_their_own_answers(client: Client) -> None:
     rng = np.random.default_rng(0)
     asked = [{"user": int(rng.integers(200)), "item": rng.integers(0, 300, 50).tolist()} for _ in range(60)]
@@ -71,6 +79,13 @@ def test_what_needs_no_token(client: Client) -> None:
     body = schema["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(body["properties"]) == {"user", "item", "unknown"}
     assert client.send("GET", "/metrics", headers=none).status == 401
+    named = {
+        name for path in schema["paths"].values() for m in path.values() for s in m.get("security", ()) for name in s
+    }
+    assert named == set(schema["components"]["securitySchemes"]), (
+        "programs that read it refuse a scheme it does not have"
+    )
+    assert "security" in schema["paths"]["/metrics"]["get"]
     assert client.send("GET", "/metrics").body == b"ray_invdist_something 1\n"
 
 
@@ -175,6 +190,17 @@ def test_a_request_that_takes_too_long_is_given_up(client: Client, serving: Loca
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert "no answer within" in answer.json["error"]
     assert serving.seen[-1] == ("/score", 503, 0)
+
+
+def test_a_body_that_does_not_come_is_the_fault_of_the_client(client: Client, serving: LocalServing) -> None:
+    before = serving.limits
+    serving.limits = dataclasses.replace(before, seconds=0.2)
+    try:
+        answer = client.send("POST", "/score", _ONE[:5], {"Content-Length": str(len(_ONE))})
+    finally:
+        serving.limits = before
+    assert (answer.status, serving.seen[-1]) == (408, ("/score", 408, 0))
+    assert "the body did not come within 0.2 s" in answer.json["error"]
 
 
 def test_an_error_of_the_service_shows_nothing_of_itself(

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -117,6 +118,18 @@ def test_it_listens_on_loopback_only_and_answers_as_the_command_does(live: Live,
     assert live.client.send("POST", "/score", "{", {"Authorization": "Bearer no"}).status == 401
     assert live.client.send("POST", "/score", "[" * 1000).status == 400
     assert live.client.send("POST", "/score", b" " * (2 << 20)).status == 413
+
+
+def test_what_the_front_answers_by_itself(live: Live) -> None:
+    many = {f"X-{number}": "1" for number in range(150)}
+    assert live.client.send("POST", "/score", "{}", many).status == 422
+    begun = b"POST /score HTTP/1.1\r\nHost: x\r\n"
+    whole = begun + f"Authorization: Bearer {live.token}\r\n".encode()
+    whole += b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+    for sent, status in ((b"GARBAGE\r\n\r\n", b"400"), (begun, b"408"), (whole, b"408")):
+        with socket.create_connection(("127.0.0.1", int(live.url.rpartition(":")[2])), timeout=30) as connection:
+            connection.sendall(sent)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 " + status), sent
 
 
 def test_a_killed_replica_and_a_new_checkpoint_cost_no_request(live: Live) -> None:

@@ -36,6 +36,7 @@ from invdist.data.prepare.pipeline import all_shares, describe_rows, no_labels
 from invdist.data.prepare.quantiles import find_prefixes, values_of
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.row_rules import RowRules, quartile_ranks
+from invdist.data.prepare.since_until import no_rows
 from invdist.data.prepare.spill import BUCKETS
 from invdist.data.prepare.split_rule import SplitRule, time_ranks
 from invdist.data.prepare.writer import complete, encode
@@ -119,7 +120,7 @@ class ParallelPreparation:
                 self.types[entity] = same_type(entity, self.types.get(entity), pa.type_for_alias(kind))
             note_times(times, {kind: path_as_given(file) for kind, file in result["times"].items()})
         if not self.counts["log_rows"]:
-            raise UserError("the log has no rows")
+            raise no_rows(self.log)
         return [chunk for result in results for chunk in result["chunks"]]
 
     def _route(self, chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
