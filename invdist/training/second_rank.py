@@ -17,11 +17,11 @@ from invdist.embeddings.comm import Comm
 from invdist.embeddings.shared_memory import SharedMemoryComm
 from invdist.models.backbone import Backbone
 
-EXCHANGE_US, REDUCED_US = 950.0, 0.025
+EXCHANGE_US, REDUCED_US = 650.0, 0.002
 """What the messages of a step cost, however small they are, and for each dense weight, whose gradient is summed."""
-CARRIED_US = 0.0037
+CARRIED_US = 0.0031
 """What a column of a pair's rows costs on its way to its rank and back."""
-COLUMN_US, WEIGHT_US = 0.01, 1e-4
+COLUMN_US, WEIGHT_US = 0.0076, 8e-5
 """What a pair costs on one core, by columns of a row and by dense weights."""
 
 
