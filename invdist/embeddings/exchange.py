@@ -63,7 +63,7 @@ class Route:
     pairs: int
     """Pairs of this group on this rank, n."""
     requested: Tensor
-    """Local rows that gradients arrive for, in order of the rank that asks."""
+    """Local rows that gradients arrive for, in order of the rank that asks; if they are `shown`, each once."""
     held: Tensor | None = None
     """The local row of each piece of the batch that this rank has anyway."""
     asked: UniqueRows | None = None
