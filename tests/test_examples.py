@@ -21,7 +21,7 @@ def test_a_week_from_the_log_to_the_service(ray_cluster: PrivateRay, tmp_path: P
     command = [sys.executable, str(REPOSITORY / "examples" / "week.py"), "week", "--days", "3", "--rows", "12000"]
     environment = os.environ | {"RAY_ADDRESS": ray_cluster.address, "PYTHONPATH": str(REPOSITORY)}
     try:
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     finally:
         serve.shutdown()
     assert done.returncode == 0, done.stdout + done.stderr

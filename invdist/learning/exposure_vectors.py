@@ -146,7 +146,10 @@ class SubspaceIteration:
         counted = self.store.comm.all_reduce(counted).wait()
         exposures = self.store.comm.all_reduce(shown[0].sum()).wait()
         users, items = (shares(table) for table in counted)
-        return without_chance(singular, users, items, float(exposures))
+        found = without_chance(singular, users, items, float(exposures))
+        # Where chance alone would explain half of the columns or more, they stay as they are: many weak columns
+        # together tell more than the few that would remain.
+        return found if 2 * int((found > 0).sum()) > len(found) else singular
 
     def _local(self, table: str) -> Tensor:
         """This rank's rows of a table."""

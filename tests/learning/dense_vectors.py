@@ -11,7 +11,8 @@ from invdist.learning.chance import histogram, shares, without_chance
 def dense_vectors(shown: np.ndarray, dim: int, *, shrink: bool) -> tuple[list[np.ndarray], np.ndarray]:
     """Vectors of users and of items, and all singular values. `shown` has a 1 for each exposure.
 
-    With `shrink`, singular values are without the part of chance, and ids with exposures have five average ones more.
+    With `shrink`, singular values are without the part of chance if that leaves more than half of them, and ids with
+    exposures have five average ones more.
     """
     counts = [shown.sum(axis) for axis in (1, 0)]
     scale_user, scale_item = ((count + 5) ** -0.5 for count in counts)
@@ -21,6 +22,7 @@ def dense_vectors(shown: np.ndarray, dim: int, *, shrink: bool) -> tuple[list[np
     exposures = float(shown.sum())
     of_users, of_items = (shares(histogram(torch.from_numpy((c := count[count > 0]) / (c + 5)))) for count in counts)
     weights = without_chance(torch.from_numpy(values[:dim]), of_users, of_items, exposures).numpy() / values[:dim]
+    weights = weights if (weights > 0).sum() > dim / 2 else np.ones(dim)
     average_user, average_item = (5 * count / exposures for count in counts)
     users = (scale_user[:, None] * (shown + average_item) * scale_item) @ right[:dim].T * weights
     items = (scale_item[:, None] * (shown.T + average_user) * scale_user) @ left[:, :dim] * weights

@@ -94,15 +94,18 @@ def test_they_are_those_of_a_truncated_svd(tiny_data: Path, by_ranks: dict[int, 
         assert not found[:, DIM + 2 :].any()
 
 
-def test_shrunk_ones_are_those_of_users_and_items_that_were_shown_five_average_exposures_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dim", "left"), [(4, 3), (8, 8)], ids=["most are left", "most are below the edge: all stay"])
+def test_shrunk_ones_are_those_of_users_and_items_that_were_shown_five_average_exposures_more(
+    tmp_path: Path, dim: int, left: int
+) -> None:
     path = tmp_path / "feed"
     scale = Scale(users=200, items=160, labeled_rows=6_000, policy=0.9)
     prepare(SyntheticLog("feed", scale, 0), Labeling(rules=("finish_rate",)), Options(label_fraction=0.5), path)
     dataset = Dataset.open(str(path))
-    parts = run_ranks(_learn, 2, str(path), DIM, PRODUCTS, True)
-    for name, wanted in zip(("user", "item"), dense_vectors(_matrix(dataset).toarray(), DIM, shrink=True)[0]):
-        assert np.linalg.matrix_rank(wanted) == 3  # the other columns are below the edge of chance
-        found = np.concatenate([part[name] for part in parts])[:, :DIM]
+    parts = run_ranks(_learn, 2, str(path), dim, PRODUCTS, True)
+    for name, wanted in zip(("user", "item"), dense_vectors(_matrix(dataset).toarray(), dim, shrink=True)[0]):
+        assert np.linalg.matrix_rank(wanted) == left  # three columns are above the edge of chance
+        found = np.concatenate([part[name] for part in parts])[:, :dim]
         np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=2e-3 * (wanted**2).sum(1).max())
 
 

@@ -28,7 +28,8 @@ from tests.runs import train_here
 
 DIM, GROUPS = 4, 4
 SETTINGS = ("method=none", "data.batch_size=64", "rows.dim=4", "training.epochs=1")
-VECTORS = ("exposures.vectors=true", "exposures.learned=8", f"exposures.dim={DIM}", "exposures.products=8")
+# No more columns than the groups have: all are above the edge of chance, so they are shrunk.
+VECTORS = ("exposures.vectors=true", f"exposures.learned={DIM}", f"exposures.dim={DIM}", "exposures.products=8")
 
 
 def _day(
@@ -132,5 +133,5 @@ def test_labels_that_were_set_aside_still_count(grown: tuple[Config, Dataset, Da
         counts.update(labeled)
         now.update(labeled if split != "unclear" else [])
     assert sum(counts.values()) > sum(tuesday.rows[split] for split in TRAINING_LABELED)
-    assert found.read("rows/user/weight")[:, 8 + 1].tolist() == [counts[user] for user in users]
-    assert found.read("rows/user/weight")[:, 8 + 2].tolist() == [now[user] for user in users]
+    assert found.read("rows/user/weight")[:, DIM + 1].tolist() == [counts[user] for user in users]
+    assert found.read("rows/user/weight")[:, DIM + 2].tolist() == [now[user] for user in users]
