@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import invdist
+from invdist.serving.service.batching import Batcher
 from tests.serving.service.conftest import Client, LocalServing
 
 PAIRS: dict[str, Any] = {"user": [1, 77777, 2, 2, 3], "item": [5, 6, 6, 99999, 8]}
@@ -180,13 +182,18 @@ def test_another_method(client: Client, method: str) -> None:
     assert method == "HEAD" or "does not take" in answer.json["error"]
 
 
-def test_a_request_that_takes_too_long_is_given_up(client: Client, serving: LocalServing) -> None:
-    before = serving.limits
-    serving.limits = dataclasses.replace(before, seconds=1e-9)
-    try:
-        answer = client.post("/score", user=1, item=[5])
-    finally:
-        serving.limits = before
+def test_a_request_that_takes_too_long_is_given_up(
+    client: Client, serving: LocalServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batcher = serving.current()[1]
+
+    async def late(*pairs: np.ndarray) -> np.ndarray:
+        await asyncio.sleep(30)
+        return await Batcher.score(batcher, *pairs)
+
+    monkeypatch.setattr(batcher, "score", late)
+    monkeypatch.setattr(serving, "limits", dataclasses.replace(serving.limits, seconds=0.5))
+    answer = client.post("/score", user=1, item=[5])
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert "no answer within" in answer.json["error"]
     assert serving.seen[-1] == ("/score", 503, 0)
