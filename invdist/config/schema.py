@@ -106,6 +106,8 @@ class ExposuresConfig(Section):
     """Columns that are learned. Runs with another `dim` share them."""
     shrink: bool = True
     """Take what chance explains out of the vectors: of their columns, and of those of ids with few exposures."""
+    version: Literal[2, 3] = 3
+    """How `shrink` weighs columns: 3. Runs that were trained with version 2, before there was this setting, keep it."""
     products: Count = 14
     """Passes over the exposures: products with the exposure matrix. More change little."""
     path: str | None = None
@@ -201,7 +203,8 @@ class GrowthConfig(Section):
     checkpoint: str | None = None
     """The checkpoint of that run: its step and a digest of its content."""
     epochs: Count = 3
-    """At most this many epochs of a run that goes on from another, instead of training.epochs."""
+    """Epochs of a run that goes on from another, instead of training.epochs. On a newer data set, learning rates fall
+    to zero over them, and the last is used."""
     products: Count = 3
     """Passes over the exposures to bring the vectors of the older run up to date, instead of exposures.products."""
 
@@ -210,14 +213,16 @@ class RayConfig(Section):
     """The Ray workers."""
 
     workers: Count | Literal["auto"] = 2
-    """Training processes, one GPU each on CUDA. `auto`, for one machine: one for each GPU; without GPUs as many as make
-    a step shortest, and if that is one, cpus_per_worker is the number of cores (docs/using.md)."""
+    """Training processes, one GPU each on CUDA. `auto`, for one machine: one for each GPU; without GPUs one on
+    two cores and else as many as make a step shortest; cpus_per_worker of one worker is the number of cores where
+    threads pay (docs/using.md)."""
     min_workers: CountOrZero = 0
     """Continue with this many or more when nodes are lost (the result is the same); 0: never with fewer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA with NCCL where the cluster has a GPU for each worker, else the CPU with gloo."""
     cpus_per_worker: Positive = 1.0
-    """CPUs that Ray reserves for each worker."""
+    """CPUs that Ray reserves for each worker, and threads of its operations. The result is the same at any number,
+    except where a model multiplies matrices by operators of torch: to rounding."""
     timeout_s: Positive = 300.0
     """A collective that waits longer than this fails instead of hanging."""
     max_failures: Annotated[int, Ge(-1)] = 3

@@ -34,6 +34,8 @@ DAY = pa.field("day", pa.int32(), nullable=False)
 """A further column of data sets that were prepared onto another: the day of the chain that brought the row."""
 SET_ASIDE = pa.field("label", pa.int8(), nullable=False)
 """A further column of `unclear` in such data sets: the label that a model has learned from on an earlier day, or -1."""
+REPLAYED = pa.field("replayed", pa.int8(), nullable=False)
+"""A further column of training splits in such data sets: 1 for a sample of those labels, which train again; else 0."""
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:

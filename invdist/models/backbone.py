@@ -56,6 +56,10 @@ class Backbone(nn.Module):
         """Logits of rows `[2n, columns]`, users first. What may be replaced by a faster way to the same numbers."""
         return self(*rows.chunk(2))
 
+    def of_rows_and_features(self, rows: Tensor, features: Tensor) -> Tensor:
+        """`of_rows` of trained rows and the frozen columns that follow them."""
+        return self.of_rows(torch.cat([rows, features], 1))
+
     def takes_distinct_rows(self) -> bool:
         """Whether `of_distinct_rows` can be used now, and is faster where rows repeat."""
         return False
@@ -85,8 +89,11 @@ class Backbone(nn.Module):
         """`of_rows`, where the rows and all parameters have become those of the candidate with the number `chosen`."""
         return self.of_rows(rows)
 
-    def penalty(self, user: Tensor, item: Tensor) -> Tensor | None:
-        """What is added to the loss of each labeled pair to keep its rows small: `[n]`; None: nothing."""
+    def penalty(self, rows: Tensor, features: Tensor | None, pairs: int) -> Tensor | None:
+        """What is added to the loss to keep the rows `[2n, columns]` of the first `pairs` of n labeled pairs small.
+
+        `features` are the frozen columns of the same rows. None: nothing is added.
+        """
         return None
 
     def user_part(self, rows: Tensor) -> Tensor:

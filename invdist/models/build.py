@@ -35,6 +35,8 @@ class ModelSpec(RowsConfig, TowerConfig, OptimizerConfig):
     gamma: Positive = 1e-3  # pyright: ignore[reportIncompatibleVariableOverride]  # `auto` is a number by now
     """Learning rate of the log-loss steps."""
     exposures: ExposuresConfig = ExposuresConfig()
+    grown: bool = False
+    """With exposure vectors its rows are kept as they started, too (`Anchor`)."""
 
 
 def build_backbone(model: str, rows: RowsConfig, tower: TowerConfig, exposures: ExposuresConfig) -> Backbone:
@@ -66,6 +68,7 @@ def build_recommender(
         inner = BACKBONES.get(spec.model)(dim=spec.dim, dropout=spec.dropout, bias=spec.bias)
         backbone = with_head(inner, spec.exposures)
     backbone.to(device)
+    copies = {"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer]
     tables = shard_tables(
         tuple(Table(name, rows, backbone.columns) for name, rows in (("user", spec.users), ("item", spec.items))),
         "row_wise" if vectors is not None else spec.shardings,
@@ -73,7 +76,7 @@ def build_recommender(
         batch_size=spec.batch_size,
         hbm_gb=spec.hbm_gb,
         ddr_gb=spec.ddr_gb,
-        copies={"adam": 3.0, "sgd": 1.0, "rowwise_adagrad": 1 + 1 / backbone.columns}[spec.optimizer],
+        copies=copies + (spec.grown and vectors is not None),
         **_in_use(vectors),
         memory=spec.memory,
         hashed=spec.placement == "hashed",

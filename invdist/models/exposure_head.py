@@ -20,14 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from invdist.embeddings.row_moves import Deltas
-from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, candidate_chunks
+from invdist.embeddings.row_moves import Deltas, kernels_for
+from invdist.models.backbone import BIAS_COLUMNS, Backbone, at_candidates, autocasts, candidate_chunks
 from invdist.models.dropout import Dropout
+from invdist.models.exposure_gradient import HeadLogits, PriorOfRows
 from invdist.models.flat import views
 
 COUNT_COLUMNS = 4
 """Frozen columns after a vector: the log of the exposures, the number of labels that taught the model, how many of them
 are in its data set (0: all; fewer in one that grew), and padding for FBGEMM."""
+_INFORMATION = 0.22
+"""p (1 - p) of a label where a third is positive; it changes little with the share."""
 _LOG_COUNT_OFFSET = 4.0  # brings log counts of a few dozen exposures near zero
 
 
@@ -60,8 +63,18 @@ class ExposureHead(Backbone):
         logit = (self.direct(f) + self.output(self.dropout(hidden))).squeeze(-1)
         return self.inner(u.inner, i.inner) + logit + _of_columns(u, i)
 
-    def penalty(self, user: Tensor, item: Tensor) -> Tensor:
-        """What a labeled pair pays for the size of its trained columns: `[n]`.
+    def of_rows_and_features(self, rows: Tensor, features: Tensor) -> Tensor:
+        if kernels_for(rows) is None or autocasts(rows):
+            return super().of_rows_and_features(rows, features)
+        x, count, _ = features.tensor_split([self.dim, self.dim + 1], -1)
+        weights = (self.mix.weight, self.direct.weight, self.direct.bias, self.hidden.weight, self.hidden.bias)
+        inner, logit = HeadLogits.apply(
+            rows, x.contiguous(), _log_count(count), self.inner.columns, self.dropout, *weights, self.output.weight
+        )
+        return self.inner.of_rows(inner) + logit
+
+    def penalty(self, rows: Tensor, features: Tensor | None, pairs: int) -> Tensor:
+        """What the first `pairs` of n labeled pairs pay for the size of their trained columns `[2n, columns]`.
 
         Each row has a Gaussian prior, and pays its share at each of its labels. The precision is `prior` for the head's
         own columns, which give a logit the variance 1 / prior. The k columns of the backbone are multiplied with those
@@ -71,13 +84,24 @@ class ExposureHead(Backbone):
         the noise that two sides can learn together goes with the square root of what is seen, so the products of a
         sample grow where those of all labels do not, a little more every day. They pay by the square root, too.
         """
-        own, total, counts = self.inner.columns, 0.0, self.columns + self.dim
-        for rows in (user, item):
-            labels, now = rows[..., counts + 1].clamp(min=1), rows[..., counts + 2]
-            more = (labels / torch.where(now > 0, now, labels)).sqrt()
-            inner, head = (part.square().sum(-1) for part in rows[..., : self.columns].tensor_split([own], -1))
-            total = total + ((own * self.prior) ** 0.5 * more * inner + self.prior * head) / labels
-        return 0.5 * total
+        assert features is not None
+        own, counts = self.inner.columns, features[:, self.dim :]
+        labels, now = counts[:, 1].clamp(min=1), counts[:, 2]
+        more = (labels / torch.where(now > 0, now, labels)).sqrt()
+        precision = torch.stack([(own * self.prior) ** 0.5 * more / labels, self.prior / labels], 1)
+        precision.view(2, -1, 2)[:, pairs:] = 0.0
+        return PriorOfRows.apply(rows, precision, own)
+
+    def curvature(self) -> tuple[Tensor, Tensor]:
+        """By trained column the precision of its prior, and the Fisher information that one label has of it.
+
+        A label tells p (1 - p) of a bias. It is spread over the columns of `c`, which are multiplied with a vector of
+        length one. The columns of the backbone are multiplied with short ones: next to nothing.
+        """
+        own, prior, information = self.inner.columns, torch.full((self.columns,), self.prior), torch.zeros(self.columns)
+        prior[:own] = (own * self.prior) ** 0.5
+        information[own], information[own + BIAS_COLUMNS :] = _INFORMATION, _INFORMATION / self.dim
+        return prior, information
 
     def candidate_logits(
         self, rows: Tensor, deltas: Deltas, dense: Tensor, step: Tensor, candidates: Sequence[float]
@@ -170,9 +194,7 @@ class ExposureHead(Backbone):
         first, bias, c, x, counts = rows.split(
             [self.inner.columns, BIAS_COLUMNS, self.dim, self.dim, COUNT_COLUMNS], -1
         )
-        # Nobody without exposures trains, so the head does not know what a count of zero means: it gets none to read.
-        log_count = torch.where(counts[..., :1] != 0, counts[..., :1] - _LOG_COUNT_OFFSET, 0.0)
-        return _Side(first, bias[..., 0], c, x, log_count)
+        return _Side(first, bias[..., 0], c, x, _log_count(counts[..., :1]))
 
 
 class _Side(NamedTuple):
@@ -193,6 +215,11 @@ class _Weights(NamedTuple):
     """Those of `hidden`, and as the last row those of `direct`."""
     bias: Tensor
     output: Tensor
+
+
+def _log_count(count: Tensor) -> Tensor:
+    """Nobody without exposures trains, so the head does not know what a count of zero means: it gets none to read."""
+    return torch.where(count != 0, count - _LOG_COUNT_OFFSET, 0.0)
 
 
 def _features(u: _Side, i: _Side, product: Tensor) -> Tensor:

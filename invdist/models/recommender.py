@@ -14,6 +14,7 @@ from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange, Pairs, Route
 from invdist.embeddings.row_moves import Deltas, moved
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
+from invdist.models.anchor import Anchor
 from invdist.models.backbone import Backbone, Tried
 from invdist.models.flat import FlatAdamW, flatten, views
 from invdist.runtime.errors import UserError
@@ -45,8 +46,9 @@ class Recommender:
         dense_decay: Tensor | None = None,
     ) -> None:
         self.rows, self.backbone, self.dense_optimizer, self.vectors = rows, backbone, dense_optimizer, vectors
-        self._dense_decay = dense_decay
+        self._dense_decay, self._gammas = dense_decay, [group["lr"] for group in dense_optimizer.param_groups]
         assert vectors is None or vectors.layout.places_rows_like(rows.layout), "one route serves both"
+        self.anchor: Anchor | None = None
         self.comm = rows.comm
         self.device = rows.local_rows.device
         self._dense = list(backbone.parameters())
@@ -55,6 +57,17 @@ class Recommender:
         self._bf16 = precision == "bf16"
         self.compiled: dict[str, float] = {}
         """What is reported of `compile`."""
+
+    @property
+    def pace(self) -> float:
+        """What all learning rates are multiplied by, those of rows and of dense weights, and alpha."""
+        return self.rows.optimizer.pace
+
+    @pace.setter
+    def pace(self, pace: float) -> None:
+        self.rows.optimizer.pace = pace
+        for group, gamma in zip(self.dense_optimizer.param_groups, self._gammas, strict=True):
+            group["lr"] = gamma * pace
 
     def compile(self, pairs: int) -> None:
         """Compiles the dense part with torch.compile, once for any number of pairs.
@@ -78,7 +91,7 @@ class Recommender:
 
     def exchange(self, *groups: Pairs) -> Exchange:
         """Starts to find the owners of the rows of each group of pairs."""
-        return self.rows.exchange(groups)
+        return self.rows.exchange(groups, distinct=self._takes_distinct)
 
     def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
         """The rows of every group, each a leaf that gradients can be taken of: `[2n, columns]`.
@@ -86,8 +99,11 @@ class Recommender:
         The groups numbered in `distinct` are used in `logits`, `penalty` and `gradient` only: each of their rows comes
         once (`Route.distinct`) where that is faster.
         """
-        once = not (self.vectors or self._bf16 or self._penalizes) and self.backbone.takes_distinct_rows()
-        return [rows.requires_grad_() for rows in self._pull(exchange, distinct if once else ())]
+        return [rows.requires_grad_() for rows in self._pull(exchange, distinct if self._takes_distinct else ())]
+
+    @property
+    def _takes_distinct(self) -> bool:
+        return not (self.vectors or self._bf16 or self._penalizes) and self.backbone.takes_distinct_rows()
 
     def _pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
         pulled = self.rows.pull(exchange, distinct)
@@ -105,15 +121,13 @@ class Recommender:
         if route.distinct:
             return self.backbone.of_distinct_rows(rows, route.pieces)
         with contextlib.nullcontext() if exact else self._autocast():
-            return self.backbone.of_rows(_whole_rows(rows, route)).float()
+            if route.features is not None:
+                return self.backbone.of_rows_and_features(rows, route.features).float()
+            return self.backbone.of_rows(rows).float()
 
     def penalty(self, rows: Tensor, route: Route, pairs: int) -> Tensor | None:
         """The sum of the backbone's penalty over the first `pairs` pairs of a group; None if it has none."""
-        if not self._penalizes:
-            return None
-        user, item = (side[:pairs] for side in _whole_rows(rows, route).chunk(2))
-        penalty = self.backbone.penalty(user, item)
-        return None if penalty is None else penalty.sum()
+        return self.backbone.penalty(rows, route.features, pairs) if self._penalizes else None
 
     @property
     def _penalizes(self) -> bool:
@@ -171,8 +185,10 @@ class Recommender:
 
     def logits_of_candidate(self, rows: Tensor, route: Route, tried: Tried, chosen: int | Tensor) -> Tensor:
         """`logits`, once the candidate with the number `chosen` was committed: `rows` have its deltas."""
+        if route.features is not None:
+            return self.logits(rows, route)
         with self._autocast():
-            return self.backbone.of_candidate(_whole_rows(rows, route), tried, chosen).float()
+            return self.backbone.of_candidate(rows, tried, chosen).float()
 
     @torch.no_grad()
     def add(self, step: Update, scale: float | Tensor) -> None:
@@ -186,9 +202,13 @@ class Recommender:
     @torch.no_grad()
     def step(self, gradient: Update) -> None:
         """One gamma step of the optimizers of rows and dense parameters."""
+        if self.anchor is not None:
+            touched = gradient.rows
+            touched.values.add_(self.anchor.gradient(self.rows.local_rows, touched.unique.rows))
         self.rows.step(gradient.rows)
         if self._dense_decay is not None:
-            self._flat.mul_(self._dense_decay)
+            # Not computed where nothing changes: rounding would.
+            self._flat.mul_(self._dense_decay if self.pace == 1 else 1 - self.pace * (1 - self._dense_decay))
         if isinstance(self.dense_optimizer, FlatAdamW):
             self.dense_optimizer.step_flat(self._flat, gradient.dense)
             return

@@ -33,6 +33,7 @@ def build_model(
         batch_size=batch_size(config),
         **{name: value for section in sections for name, value in section},
         exposures=config.exposures,
+        grown=config.growth.run is not None,
     )
     model = build_recommender(spec, device, comm, vectors)
     if config.training.compile:
@@ -76,6 +77,12 @@ def stream_of(config: Config, phase: Phase) -> StreamSpec:
         seed=config.seed,
         window_rows=data.window_rows,
     )
+
+
+def rows_per_epoch(phases: Sequence[Phase], streams: Sequence[Stream]) -> int:
+    """Labeled interactions that an epoch reads."""
+    pairs = zip(streams, phases, strict=True)
+    return sum(s.rows * phase.passes * len(phase.steps(s.steps)) // s.steps for s, phase in pairs)
 
 
 def open_streams(

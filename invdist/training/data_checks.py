@@ -71,7 +71,10 @@ def model_bytes(config: Config, dataset: Dataset) -> float:
         values = rows * backbone.columns + sum(p.numel() for p in backbone.parameters())
     except RuntimeError:  # a size beyond 64 bits
         return float("inf")
-    size = 4.0 * (values * (3 if config.rows.optimizer == "adam" else 1) + rows * backbone.frozen_columns)
+    copies = 3 if config.rows.optimizer == "adam" else 1
+    if config.growth.run is not None and exposures.vectors:
+        copies += 1  # the rows as they started
+    size = 4.0 * (values * copies + rows * backbone.frozen_columns)
     learning = iteration_columns(exposures.learned) + exposures.learned + PADDING if exposures.vectors else 0
     return max(size, 4.0 * rows * learning)
 

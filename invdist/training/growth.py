@@ -6,6 +6,7 @@ reordered. Rows are read from the older checkpoint block by block: nobody holds 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,15 +20,21 @@ from torch import Tensor
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.embeddings.placement import ids_at
-from invdist.learning.strategy import Strategy
+from invdist.embeddings.row_optimizers import Adam
+from invdist.learning.strategy import Phase, Strategy
+from invdist.models.anchor import Anchor
 from invdist.models.exposure_head import ExposureHead
 from invdist.models.recommender import Recommender
 from invdist.runtime.errors import UserError
 from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointInfo, CheckpointStore, Position
 from invdist.training.checkpoint.folder import CheckpointFolder
+from invdist.training.checkpoint.state import restore_tables
+from invdist.training.frozen_tables import frozen_tables
+from invdist.training.pace import Pace
+from invdist.training.replay import Replay
 from invdist.training.resume import check_same_model
-from invdist.training.sizes import again_automatic
+from invdist.training.sizes import again_automatic, batch_size
 
 pc: Any = pyarrow.compute  # its functions are generated at import, unseen by type checkers
 
@@ -47,8 +54,8 @@ def settings_from(run: str, overrides: Sequence[str]) -> Config:
     info = CheckpointFolder(run_folder.checkpoints(config, folder)).select("best")
     if not any(text.startswith("name=") for text in overrides):
         config.name = None
-    if not any(text.startswith("runs=") for text in overrides):
-        config.runs = str(folder.parent)
+    for runs in (text.removeprefix("runs=") for text in overrides if text.startswith("runs=")):
+        config.runs = runs
     config.growth.run, config.growth.checkpoint = str(folder), f"{info.step}-{digest(info)}"
     return config
 
@@ -200,16 +207,62 @@ def grow(
 ) -> tuple[Position, dict[str, Any], str | None]:
     """Makes a fresh strategy and its model on `dataset` those of the run that `config.growth` names, by id.
 
-    Gives where training continues, what became of the ids, and a warning if the data sets are not related. Epochs and
-    steps count on from the parent's: with the same data set this is a resume.
+    Gives where training continues, what became of the ids (and whether the data set is a `newer` one), and a warning if
+    the data sets are not related. Epochs and steps count on from the parent's: with the same data set this is a resume.
     """
     parent = Parent(config)
     warning, ids = parent.check(config, dataset), parent.ids(dataset)
     by_id = ById(parent.checkpoint, ids, strategy.model)
     position, _ = store.load(parent.checkpoint, strategy.model, strategy, by_id=by_id)
     about: dict[str, Any] = {"checkpoint": parent.checkpoint.path, "epoch": position.epoch}
+    about["newer"] = parent.dataset.fingerprint != dataset.fingerprint
     for table, source in ids.items():
         about[f"known_{table}s"] = int(np.count_nonzero(source >= 0))
         about[f"new_{table}s"] = int(np.count_nonzero(source < 0))
         about[f"dropped_{table}s"] = int((by_id.renumbered[table] < 0).sum())
     return position, about, warning
+
+
+_FASTER = 2
+"""How much faster the head's own columns learn where old labels cannot lead them far away: steps are few."""
+
+
+def hold(config: Config, dataset: Dataset, strategy: Strategy, phases: Sequence[Phase], pace: Pace) -> Replay | None:
+    """Holds a model that grew to the older one, if its data set has set labels aside.
+
+    Its rows stay near where they started (`Anchor`), and labels that train again say what the older model says, too:
+    gives the `Replay` of every batch, and lets the head's own columns learn faster. The older model is read from its
+    checkpoint, again by a run that is resumed.
+    """
+    model = strategy.model
+    if not (pace.falling and dataset.manifest.get("set_aside") and isinstance(model.backbone, ExposureHead)):
+        return None
+    assert model.vectors is not None
+    parent = Parent(config)
+    older = frozen_tables(config, dataset, model.rows.columns, device=model.device, comm=model.comm)
+    with older.rewriting():
+        restore_tables(parent.checkpoint, older, ById(parent.checkpoint, parent.ids(dataset), model))
+    counts = model.vectors.local_rows[:, model.backbone.dim + 1 :]
+    steps = {"batch_size": batch_size(config), "steps": pace.steps_per_epoch}
+    model.anchor = Anchor(older.local_rows, counts, model.backbone, **steps)
+    if not _replays(dataset, parent, strategy, phases):
+        return None
+    optimizer = model.rows.optimizer
+    assert isinstance(optimizer, Adam), "exposure vectors need it"
+    own, head = optimizer.groups
+    optimizer.groups = (own, head._replace(gamma=_FASTER * head.gamma))
+    backbone = copy.deepcopy(model.backbone)
+    backbone.load_state_dict(parent.checkpoint.read_dense())
+    never = torch.optim.SGD(backbone.parameters(), lr=0.0)
+    return Replay(Recommender(older, backbone, never, vectors=model.vectors), dataset.manifest["replay"])
+
+
+def _replays(dataset: Dataset, parent: Parent, strategy: Strategy, phases: Sequence[Phase]) -> bool:
+    """Whether the older model can speak for labels that train again: has it learned from them, and from nothing else?
+
+    A loss of unlabeled pairs has moved it away from what labels say. A strategy may also have scores or pairs of its
+    own.
+    """
+    learned = "replay" in dataset.manifest and dataset.manifest["ancestors"][-1] == parent.dataset.fingerprint
+    plain = type(strategy).score is Strategy.score and type(strategy).groups is Strategy.groups
+    return learned and plain and not any(phase.unlabeled_per_row for phase in phases)

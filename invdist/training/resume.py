@@ -21,7 +21,9 @@ from invdist.training.checkpoint.folder import CheckpointFolder
 
 _ALWAYS_FIXED = ("method", "model", "rows.dim", "rows.bias", "rows.optimizer", "training.metric", "exposures.vectors")
 """What a checkpoint's tensors are, and what its metric means."""
-_FIXED_WITH_VECTORS = tuple(f"exposures.{name}" for name in ("dim", "learned", "shrink", "products", "hidden"))
+_FIXED_WITH_VECTORS = tuple(
+    f"exposures.{name}" for name in ("dim", "learned", "shrink", "version", "products", "hidden")
+)
 """What else decides the columns and the head of a model with exposure vectors."""
 _FIXED_WITHIN_EPOCH = ("data.batch_size", "data.window_rows", "seed")
 """What gives the position within an epoch its meaning, beside `unlabeled.*` and the strategy's phases."""
@@ -75,6 +77,7 @@ def _changed(extra: Mapping[str, Any], config: Config, keys: Sequence[str]) -> s
     before, now = (dotted(parse(text.encode(), "settings")) for text in texts)
     before.setdefault("exposures.vectors", False)  # checkpoints of earlier versions do not say
     before.setdefault("exposures.shrink", False)
+    before.setdefault("exposures.version", 2)
     return ", ".join(f"{key}={before[key]}" for key in keys if key in before and before[key] != now.get(key))
 
 

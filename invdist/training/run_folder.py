@@ -82,6 +82,7 @@ def reopen(run: str | AnyPath, overrides: list[str]) -> tuple[Config, AnyPath]:
     settings = read_yaml(folder / CONFIG_FILE)
     if isinstance(exposures := settings.get("exposures"), dict):
         exposures.setdefault("shrink", False)  # runs of earlier versions do not say
+        exposures.setdefault("version", 2)
     config = configs.from_mapping(settings, overrides, source=str(folder / CONFIG_FILE))
     config.runs = str(folder.parent)
     return config, folder

@@ -24,16 +24,16 @@ from invdist.embeddings.kernels import native
 from invdist.embeddings.shared_memory import connect
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
-from invdist.runtime.errors import UserError
 from invdist.runtime.install import environment
 from invdist.runtime.paths import AnyPath
 from invdist.training import run_folder
 from invdist.training.baseline import MeansBaseline, below_means
-from invdist.training.build import build_model, build_strategy, open_streams
+from invdist.training.build import build_model, build_strategy, open_streams, rows_per_epoch
 from invdist.training.checkpoint import CheckpointStore, Position
 from invdist.training.events import EventLog, Sink
-from invdist.training.growth import grow
+from invdist.training.growth import grow, hold
 from invdist.training.late import Answers, StepLog, Taken
+from invdist.training.pace import Pace
 from invdist.training.prefetch import with_exchange
 from invdist.training.resume import check_continues, described
 from invdist.training.scoring import Probe, SplitScorer
@@ -79,7 +79,8 @@ class Trainer:
             timeout_s=config.ray.timeout_s,
         )
         self._stop_requests = run_folder.StopRequests(run)
-        self.position, self.first_epoch, self._saved_at = Position(), 0, time.monotonic()
+        self.position, self.first_epoch, self.falling = Position(), 0, False
+        self._saved_at = time.monotonic()
         self.epoch_totals, self.run_totals = EpochTotals(), RunTotals()
         self._steps = StepLog(self.events, config.training.log_every, device)
         self._answers = Answers(device)
@@ -91,8 +92,9 @@ class Trainer:
         """
         try:
             self._restore()
+            self.pace = self._paced()
             valid = self._scorer("valid")
-            self._check_metric(valid)
+            valid.check(self.config.training.metric, self.config.data.path)
             self._announce()
             probe = Probe(self.dataset, self.strategy, self.config.data.eval_batch_size)
             while self.position.epoch < self._last_epoch and not self._out_of_patience():
@@ -123,7 +125,7 @@ class Trainer:
             return
         self.position, extra = self.store.load(last, self.model, self.strategy, fallback=True)
         check_continues(last.path, self.position, extra, self.config, self.dataset, self.phases)
-        self.first_epoch = extra.get("first_epoch", 0)
+        self.first_epoch, self.falling = extra.get("first_epoch", 0), extra.get("falling", False)
         self.epoch_totals, self.run_totals = EpochTotals(**extra["progress"]), RunTotals(**extra["outcome"])
         newest, step = self.store.newest_step(), self.position.global_step
         if newest is not None and newest > step:
@@ -136,19 +138,17 @@ class Trainer:
         if self.config.growth.run is None:
             return
         self.position, about, warning = grow(self.config, self.dataset, self.store, self.strategy)
-        self.first_epoch = self.position.epoch
+        self.first_epoch, self.falling = self.position.epoch, about.pop("newer")
         self.events.write("grown", **about)
         if warning is not None:
             self.events.write("warning", message=warning)
 
-    def _check_metric(self, scorer: SplitScorer) -> None:
-        """The metric that chooses the best epoch must be defined on the validation interactions."""
-        metric = self.config.training.metric
-        if metric in scorer.undefined():
-            raise UserError(
-                f"training.metric: {metric} is not defined on the validation rows of {self.config.data.path}, where no "
-                "user has both classes; use training.metric=auc"
-            )
+    def _paced(self) -> Pace:
+        """How fast to learn; a model that grew with its data is held to what it has learned before."""
+        epochs = self._last_epoch - self.first_epoch
+        pace = Pace(self.phases, self.streams, self.first_epoch, epochs, falling=self.falling)
+        self._replay = hold(self.config, self.dataset, self.strategy, self.phases, pace)
+        return pace
 
     def _announce(self) -> None:
         """Writes the start event: who trains what, where, on which data."""
@@ -167,7 +167,7 @@ class Trainer:
             plan_stats=self.model.rows.plan_stats,
             dataset=self.dataset.summary,
             environment={**environment(), "rows": native().said, **self.model.compiled},
-            rows_per_epoch=self._rows_per_epoch(),
+            rows_per_epoch=rows_per_epoch(self.phases, self.streams),
             epochs=self._last_epoch,
         )
         if message := too_many_ranks(self.comm, self.model.backbone, self.streams[0].spec.batch_size):
@@ -211,6 +211,8 @@ class Trainer:
         return True
 
     def _step(self, phase: Phase, batch: Any, exchange: Any) -> Record:
+        self.model.pace = self.pace.at(self.position)
+        batch = batch if self._replay is None else self._replay(batch, exchange)
         return self._explained(phase, lambda: self.strategy.step(phase, batch, exchange))
 
     def _explained(self, phase: Phase, action: Callable[[], Any]) -> Any:
@@ -228,7 +230,7 @@ class Trainer:
 
     def _note(self) -> None:
         """Adds the steps taken to the totals, and writes their events. On a GPU the host waits here."""
-        self._steps.flush(self.epoch_totals, self._rows_per_epoch(), self._explained)
+        self._steps.flush(self.epoch_totals, rows_per_epoch(self.phases, self.streams), self._explained)
 
     # The end of an epoch, and of the run
 
@@ -239,7 +241,8 @@ class Trainer:
         annotations = probe.annotations()
         self.epoch_totals.add_seconds(self.strategy.watch.take())
         self.epoch_totals.add_seconds({"evaluate": time.perf_counter() - started})
-        epoch, metric = self.position.epoch, valid[self.config.training.metric]
+        epoch = self.position.epoch
+        metric = valid[self.config.training.metric] if self.pace.chooses(epoch) else None
         improved = self.run_totals.add_epoch(epoch, self.epoch_totals, metric)
         self.events.write(
             "epoch",
@@ -319,6 +322,7 @@ class Trainer:
             "config": configs.dump(self.config),
             "dataset": self.dataset.fingerprint,
             "first_epoch": self.first_epoch,
+            "falling": self.falling,
             "phases": described(self.phases),
             "world_size": self.comm.size,
             "progress": dataclasses.asdict(self.epoch_totals),
@@ -337,10 +341,6 @@ class Trainer:
         """The epoch to end before."""
         grown = self.config.growth.run is not None
         return self.first_epoch + (self.config.growth.epochs if grown else self.config.training.epochs)
-
-    def _rows_per_epoch(self) -> int:
-        phases = zip(self.streams, self.phases, strict=True)
-        return sum(s.rows * phase.passes * len(phase.steps(s.steps)) // s.steps for s, phase in phases)
 
     def _scorer(self, split: str) -> SplitScorer:
         data, training = self.config.data, self.config.training

@@ -54,7 +54,7 @@ def _dense(dataset: Dataset, *, shrink: bool) -> list[np.ndarray]:
     for split in OBSERVED_SPLITS:
         table = dataset.read(split)
         shown[table["user"].to_numpy(), table["item"].to_numpy()] = 1
-    found, values = dense_vectors(shown, DIM, shrink=shrink)
+    found, values = dense_vectors(shown, DIM, shrink="smooth" if shrink else None)
     assert values[DIM - 1] > 1.3 * values[DIM], "a subspace that is well defined"
     return found
 

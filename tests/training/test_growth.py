@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pc
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,8 +17,6 @@ from hypothesis import strategies as st
 from invdist.config import Config
 from invdist.config import from_mapping as config_of
 from invdist.data.dataset import Dataset
-from invdist.data.prepare.options import build_options
-from invdist.data.prepare.pipeline import prepare_log
 from invdist.embeddings.comm import Comm
 from invdist.learning.strategy import Strategy
 from invdist.runtime.errors import UserError
@@ -28,11 +25,12 @@ from invdist.serving.run import open_run
 from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointStore, Position
 from invdist.training.compare import same_weights
-from invdist.training.growth import ById, check_growth, joined, settings_from
+from invdist.training.growth import ById, joined, settings_from
 from invdist.training.history import History
 from invdist.training.trainer import Trainer
 from tests.distributed import run_ranks
 from tests.embeddings.sharded import SHARDINGS, sharding_options
+from tests.growing import QUICK, VECTORS, a_day, grow_here
 from tests.runs import train_here
 from tests.training.checkpointing import assembled, build, held
 
@@ -181,17 +179,6 @@ def test_new_rows_are_the_mean_of_the_older_ones(tmp_path: Path) -> None:
         np.testing.assert_allclose(newer.model.rows.local_rows[row].numpy(), mean, rtol=0, atol=1e-9)
 
 
-def _grown(parent: Path, run: Path, *overrides: str) -> Path:
-    """A run that goes on from another, on one rank without Ray."""
-    config = settings_from(str(parent), [f"runs={run.parent}", f"name={run.name}", *overrides])
-    dataset = Dataset.open(config.data.path)
-    check_growth(config, dataset)
-    folder = run_folder.create(config, dataset)
-    with single_rank():
-        Trainer(config, folder, device=torch.device("cpu")).fit()
-    return Path(str(folder))
-
-
 def _resumed(run: Path, *overrides: str) -> Path:
     config, folder = run_folder.reopen(run, list(overrides))
     with single_rank():
@@ -199,49 +186,23 @@ def _resumed(run: Path, *overrides: str) -> Path:
     return Path(str(folder))
 
 
-_VECTORS = (
-    "exposures.vectors=true",
-    "exposures.learned=16",
-    "exposures.dim=8",
-    "exposures.products=2",
-    "growth.products=2",
-)
-
-
-@pytest.mark.parametrize("more", [(), _VECTORS], ids=["ig", "ig with vectors"])
+@pytest.mark.parametrize("more", [(), VECTORS], ids=["ig", "ig with vectors"])
 def test_growing_by_nobody_is_a_resume(tiny_data: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     parent = train_here(tiny_data, tmp_path / "monday", "training.epochs=2", "optimizer.gamma=0.01", *more)
     assert (History.read(parent).final or {})["best_epoch"] == 1
-    grown = _grown(parent, tmp_path / "tuesday", "growth.epochs=1")
+    grown = grow_here(parent, tmp_path / "tuesday", "growth.epochs=1")
     resumed = _resumed(shutil.copytree(parent, tmp_path / "resumed"), "training.epochs=3")
     assert same_weights(grown, resumed)
     assert not same_weights(grown, parent)
 
 
-def _day(folder: Path, name: str, users: range, onto: str | None = None, seed: int = 0, **options: Any) -> Path:
-    """Plays of some users; whoever has an even number likes even items."""
-    rng = np.random.default_rng(seed)
-    user, item = (a.ravel() for a in np.meshgrid(list(users), np.arange(40), indexing="ij"))
-    shown = rng.random(len(user)) < 0.6
-    user, item = user[shown], item[shown]
-    liked = rng.random(len(user)) < np.where(user % 2 == item % 2, 0.9, 0.1)
-    log = folder / f"{name}.csv"
-    pc.write_csv(pa.table({"user": user, "item": item, "label": liked.astype(int)}), log)
-    options = {"rule": "label", "test_fraction": 0.0, **options}
-    prepare_log(build_options("ratings", options), [log], folder / name, onto=folder / onto if onto else None)
-    return folder / name
-
-
-_QUICK = ("method=none", "data.batch_size=64", "rows.dim=8", "optimizer.gamma=0.02", "growth.epochs=1")
-
-
 def test_a_grown_run_knows_the_new_and_is_used_like_any_other(tmp_path: Path) -> None:
-    monday = _day(tmp_path, "monday", range(100))
-    tuesday = _day(tmp_path, "tuesday", range(50, 130), "monday", 1, keep=1)
-    wednesday = _day(tmp_path, "wednesday", range(60, 140), "tuesday", 2, drop_unseen=2)
-    parent = train_here(monday, tmp_path / "runs/monday", *_QUICK, "training.epochs=5", *_VECTORS)
-    child = _grown(parent, tmp_path / "runs/tuesday", f"data.path={tuesday}")
-    grandchild = _grown(child, tmp_path / "runs/wednesday", f"data.path={wednesday}")
+    monday = a_day(tmp_path, "monday", range(100))
+    tuesday = a_day(tmp_path, "tuesday", range(50, 130), "monday", 1, keep=1)
+    wednesday = a_day(tmp_path, "wednesday", range(60, 140), "tuesday", 2, drop_unseen=2)
+    parent = train_here(monday, tmp_path / "runs/monday", *QUICK, "training.epochs=5", *VECTORS)
+    child = grow_here(parent, tmp_path / "runs/tuesday", f"data.path={tuesday}")
+    grandchild = grow_here(child, tmp_path / "runs/wednesday", f"data.path={wednesday}")
     found = [event for event in History.read(child).events if event["event"] == "grown"]
     assert [(e["known_users"], e["new_users"], e["dropped_users"]) for e in found] == [(100, 30, 0)]
     found = [event for event in History.read(grandchild).events if event["event"] == "grown"]
@@ -257,9 +218,42 @@ def test_a_grown_run_knows_the_new_and_is_used_like_any_other(tmp_path: Path) ->
     assert score[even].mean() > score[~even].mean() + 1
 
 
+class _Killed(Exception):
+    """What ends a run in the middle."""
+
+
+def test_a_grown_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates fall and rows are held near where they started: a resumed run knows both again."""
+    monday = a_day(tmp_path, "monday", range(60))
+    tuesday = a_day(tmp_path, "tuesday", range(20, 80), "monday", 1, keep=0, older="unclear")
+    saves = ("checkpoint.every_steps=4", "checkpoint.asynchronous=false", "growth.epochs=2")
+    parent = train_here(monday, tmp_path / "runs/monday", *QUICK, "training.epochs=2", *VECTORS)
+    whole = grow_here(parent, tmp_path / "whole/tuesday", f"data.path={tuesday}", *saves)
+    assert (tmp_path / "whole/exposure-vectors").exists()  # in the folder of runs that was asked for
+    # Of falling rates the last epoch is used, though validation may prefer another.
+    assert (History.read(whole).final or {})["best_epoch"] == History.read(whole).epochs[-1]["epoch"]
+    paces, step = [], Trainer._step
+
+    def until(trainer: Trainer, *args: Any) -> Any:
+        if len(paces) == 14:
+            raise _Killed
+        done = step(trainer, *args)
+        assert trainer.model.anchor is not None
+        paces.append(trainer.model.pace)
+        return done
+
+    monkeypatch.setattr(Trainer, "_step", until)
+    with pytest.raises(_Killed):
+        grow_here(parent, tmp_path / "killed/tuesday", f"data.path={tuesday}", *saves)
+    monkeypatch.setattr(Trainer, "_step", step)
+    assert paces == sorted(paces, reverse=True)
+    assert paces[0] == 2
+    assert same_weights(_resumed(tmp_path / "killed/tuesday"), whole)
+
+
 def _two_days(rank: int, size: int, folder: str, monday: str, tuesday: str, placements: tuple[str, str]) -> None:
     """A run on each of two days, the second grown from the first, with the placement of each."""
-    settings = [*_QUICK, "training.epochs=2", *_VECTORS, "training.test=false", "data.readers=0"]
+    settings = [*QUICK, "training.epochs=2", *VECTORS, "training.test=false", "data.readers=0"]
     given = [f"data.path={monday}", f"runs={folder}", "name=monday", f"rows.placement={placements[0]}"]
     first = config_of({}, [*settings, *given])
     Trainer(first, _folder(first, rank), device=torch.device("cpu")).fit()
@@ -278,8 +272,8 @@ def _folder(config: Config, rank: int) -> Path:
 
 @pytest.mark.slow
 def test_hashed_placement_grows_to_the_same_rows(tmp_path: Path) -> None:
-    monday = _day(tmp_path, "monday", range(60))
-    tuesday = _day(tmp_path, "tuesday", range(20, 80), "monday", 1, keep=0, older="unclear")
+    monday = a_day(tmp_path, "monday", range(60))
+    tuesday = a_day(tmp_path, "tuesday", range(20, 80), "monday", 1, keep=0, older="unclear")
     found = {}
     for placements in (("in_order", "in_order"), ("in_order", "hashed"), ("hashed", "hashed"), ("hashed", "in_order")):
         folder = tmp_path / "-".join(placements)
@@ -294,14 +288,14 @@ def test_hashed_placement_grows_to_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_says_why(tmp_path: Path) -> None:
-    monday = _day(tmp_path, "monday", range(60))
-    parent = train_here(monday, tmp_path / "runs/monday", *_QUICK, "training.epochs=1")
-    other = _day(tmp_path, "other", range(40, 80), seed=3)
-    stranger = _grown(parent, tmp_path / "runs/other", f"data.path={other}")
+    monday = a_day(tmp_path, "monday", range(60))
+    parent = train_here(monday, tmp_path / "runs/monday", *QUICK, "training.epochs=1")
+    other = a_day(tmp_path, "other", range(40, 80), seed=3)
+    stranger = grow_here(parent, tmp_path / "runs/other", f"data.path={other}")
     warnings = [event["message"] for event in History.read(stranger).events if event["event"] == "warning"]
     assert any("does not descend" in message for message in warnings)
     with pytest.raises(UserError, match=r"rows\.dim=8"):
-        _grown(parent, tmp_path / "runs/wide", f"data.path={other}", "rows.dim=16")
+        grow_here(parent, tmp_path / "runs/wide", f"data.path={other}", "rows.dim=16")
     shutil.move(monday, tmp_path / "moved")
     with pytest.raises(UserError, match="if it has moved"):
-        _grown(parent, tmp_path / "runs/moved", f"data.path={other}")
+        grow_here(parent, tmp_path / "runs/moved", f"data.path={other}")

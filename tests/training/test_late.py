@@ -21,8 +21,13 @@ from tests.training.checkpointing import build, this_process
 from tests.training.test_trainer import _events, _trainer
 
 
-def _run(data: Path, run: Path, gpu_like: bool) -> tuple[list[int], list[dict[str, Any]], list[dict[str, Any]]]:
-    """How many steps were read at each wait, the step events, and the epoch events."""
+def _run(
+    data: Path, run: Path, gpu_like: bool, moment: float = 0.0
+) -> tuple[list[int], list[dict[str, Any]], list[dict[str, Any]]]:
+    """How many steps were read at each wait, the step events, and the epoch events.
+
+    On a CPU those of a `moment` are read together.
+    """
     waits: list[int] = []
     read = late.read_scalars
 
@@ -34,6 +39,7 @@ def _run(data: Path, run: Path, gpu_like: bool) -> tuple[list[int], list[dict[st
         single_rank(),
         mock.patch.object(late, "reads_are_free", return_value=not gpu_like),
         mock.patch.object(late, "read_scalars", counted),
+        mock.patch.object(late, "_MOMENT_S", moment),
     ):
         _trainer(str(data), run, training__log_every=10, checkpoint__every_steps=14, training__epochs=1).fit()
     unclocked = [{k: v for k, v in event.items() if k not in _CLOCK} for event in _events(run, "step")]
@@ -45,14 +51,15 @@ _CLOCK = ("time", "rows_per_s", "eta_s", "seconds")
 
 def test_losses_are_read_together_and_nothing_else_changes(tiny_data: Path, tmp_path: Path) -> None:
     often, expected, (epoch,) = _run(tiny_data, tmp_path / "cpu", gpu_like=False)
-    seldom, found, (late_epoch,) = _run(tiny_data, tmp_path / "gpu", gpu_like=True)
-    # 34 steps of phase 1, 4 of phase 2; saved after 14, 28 and 38.
     assert often == [1] * 38
-    assert seldom == [10, 4, 10, 4, 6, 4]
-    assert found == expected
-    assert len(found) == 3 + 4
-    for name in ("loss", "rows", "directions", "valid"):
-        assert late_epoch[name] == epoch[name]
+    for gpu_like in (True, False):
+        seldom, found, (late_epoch,) = _run(tiny_data, tmp_path / f"{gpu_like}", gpu_like, moment=1000.0)
+        # 34 steps of phase 1, 4 of phase 2; saved after 14, 28 and 38.
+        assert seldom == [10, 4, 10, 4, 6, 4]
+        assert found == expected
+        assert len(found) == 3 + 4
+        for name in ("loss", "rows", "directions", "valid"):
+            assert late_epoch[name] == epoch[name]
 
 
 def test_a_late_answer_saves_once(tiny_data: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from invdist.data.prepare.row_rules import pair_of_indices
 from invdist.data.prepare.spill import BUCKETS, Spill
 from invdist.data.prepare.splitting import Shares
 from invdist.data.prepare.writer import DatasetWriter
-from invdist.data.schema import LABELED_SPLITS, SPLITS, UNCLEAR_LABEL
+from invdist.data.schema import LABELED_SPLITS, SPLITS, TRAINING_LABELED, UNCLEAR_LABEL
 from invdist.runtime.errors import UserError
 
 pc: Any = pyarrow.compute  # its functions are generated at import, unseen by type checkers
@@ -38,7 +38,16 @@ GONE = -1
 Entity = Literal["users", "items"]
 ENTITIES: tuple[Entity, Entity] = ("users", "items")
 ROW = np.dtype(
-    [("user", "i4"), ("item", "i4"), ("label", "i1"), ("split", "i1"), ("day", "i4"), ("truth", "f4"), ("today", "?")]
+    [
+        ("user", "i4"),
+        ("item", "i4"),
+        ("label", "i1"),
+        ("split", "i1"),
+        ("day", "i4"),
+        ("truth", "f4"),
+        ("today", "?"),
+        ("replayed", "i1"),
+    ]
 )
 
 
@@ -168,7 +177,9 @@ class GrowthRules:
         A label that only validated or tested a model has taught it nothing yet: it trains the next one.
         """
         labeled, drawn = rows["label"] != UNCLEAR_LABEL, hashing.uniform(self._words(rows, "replay", self.day))
-        aside = old & labeled & ~np.isin(rows["split"], _NOT_LEARNED) & (drawn >= self.options.replay)
+        learned = old & labeled & ~np.isin(rows["split"], _NOT_LEARNED)
+        aside = learned & (drawn >= self.options.replay)
+        rows["replayed"] = learned & ~aside
         rows["split"][labeled & ~aside & (rows["split"] == _UNCLEAR)] = _NOT_LEARNED[0]
         rows["truth"][aside], rows["split"][aside] = rows["label"][aside], _UNCLEAR
 
@@ -299,6 +310,7 @@ class Growth:
             "keep": self.options.keep,
             "drop_unseen": self.options.drop_unseen,
             "set_aside": True,
+            "replay": self.options.replay,
             "growth": growth,
             "drift": {"first": base["drift"]["first"] if "drift" in base else _labels(base), "today": _labels(today)},
             "ancestors": [*base.get("ancestors", []), base["fingerprint"]],
@@ -307,7 +319,8 @@ class Growth:
 
 def columns_of(split: str) -> list[str]:
     """The columns that are written of a split."""
-    return ["user", "item", "label", "day", *(["truth"] if split == "unclear" else [])]
+    further = ["truth"] if split == "unclear" else ["replayed"] if split in TRAINING_LABELED else []
+    return ["user", "item", "label", "day", *further]
 
 
 _COUNTS = ("carried_rows", "rows_outside_window", "pairs_seen_before", "dropped_rows")

@@ -46,7 +46,7 @@ class Options(Section):
     older: Literal["drop", "unclear"] = "drop"
     """--onto: rows of days before those to keep are dropped, or stay as exposures without a label (`unclear`). Labels
     that only validated or tested the model of the day before have not been learned from: with `unclear` they train."""
-    replay: Share = 0.25
+    replay: Share = 0.2
     """--onto, older=unclear: share of the older labels that train again beside the new ones, others each day."""
     drop_unseen: Count | None = None
     """--onto: ids that were not seen for so many days are dropped with their rows; null: none."""

@@ -17,7 +17,18 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from invdist.data.schema import DAY, MANIFEST, ROW_GROUP_ROWS, SCHEMAS, SET_ASIDE, SPLITS, VERSION, fingerprint
+from invdist.data.schema import (
+    DAY,
+    MANIFEST,
+    REPLAYED,
+    ROW_GROUP_ROWS,
+    SCHEMAS,
+    SET_ASIDE,
+    SPLITS,
+    TRAINING_LABELED,
+    VERSION,
+    fingerprint,
+)
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import Folder, describe_os_error, new_folder
 
@@ -93,6 +104,8 @@ def shard_tables(split: str, number: int, columns: dict[str, np.ndarray]) -> Ite
             schema = schema.append(DAY)
             if name == "unclear":
                 schema = schema.append(SET_ASIDE)
+            elif name in TRAINING_LABELED:
+                schema = schema.append(REPLAYED)
         arrays = [pa.array(columns[field.name], field.type) for field in schema]
         yield name, f"{name}/part-{number:05d}.parquet", pa.Table.from_arrays(arrays, schema=schema)
 

@@ -124,24 +124,30 @@ def test_a_share_of_the_older_labels_trains_again(tmp_path: Path) -> None:
     log = [(n, n % 37, 5.0 if n % 3 else 1.0) for n in range(2000)]
     first = day(tmp_path, "0", log)
     new = {n: [(10_000 * n + m, m, 5.0 if m % 2 else 1.0) for m in range(20)] for n in (1, 2)}
-    again = []
+    again, marked = [], []
     for number in (1, 2):
         grown = day(tmp_path, str(number), new[number], str(number - 1), keep=0, older="unclear", replay=0.3)
         expected = {(u, i): RATINGS[r] for u, i, r in log}
         users, items = (grown.raw_ids(entity).to_pylist() for entity in ("users", "items"))
-        trained = set()
+        trained, replayed = set(), set()
         for split in TRAINING_LABELED:
             table = grown.read(split).to_pydict()
-            for user, item, label, when in zip(*(table[name] for name in ("user", "item", "label", "day"))):
+            columns = (table[name] for name in ("user", "item", "label", "day", "replayed"))
+            for user, item, label, when, mark in zip(*columns):
+                if mark:
+                    replayed.add(users[user])
                 if when == 0:
                     assert expected[users[user], items[item]] == label
                     trained.add(users[user])
         again.append(trained)
+        marked.append(replayed)
         counted = sum(len(user) for user, _ in LabeledPairs(grown, 0, 1).batches())
         assert counted == 2000 + 20 * number - grown.rows["valid"], "labels of earlier days still count"
     validated = set(first.read("valid")["user"].to_pylist())
     assert validated <= again[0], "what validated the first model trains the second"
     learned = [again[0] - validated, again[1]]
+    assert marked[0] == learned[0], "marked is what a model has learned from"
+    assert {user for user in marked[1] if user < 10_000} == learned[1]
     assert len(learned[0]) == pytest.approx(0.3 * (2000 - len(validated)), rel=0.15)
     assert len(learned[1]) == pytest.approx(0.3 * 2000, rel=0.15)
     assert len(learned[0] & learned[1]) == pytest.approx(0.3 * len(learned[0]), rel=0.35)

@@ -29,7 +29,7 @@ from invdist.data.prepare.writer import complete, encode
 from invdist.data.schema import LABELED_SPLITS, SPLITS
 from invdist.runtime.files import Folder
 
-_WRITTEN = np.dtype([(name, ROW[name]) for name in ("user", "item", "label", "truth", "day")])
+_WRITTEN = np.dtype([(name, ROW[name]) for name in ("user", "item", "label", "truth", "day", "replayed")])
 
 
 @dataclass(frozen=True, kw_only=True)

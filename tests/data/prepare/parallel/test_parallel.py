@@ -378,13 +378,15 @@ def test_killed_workers_cost_nothing_but_time(tmp_path: Path, ray_cluster: Priva
     killed: dict[str, int] = {}
 
     def kill(stage: str, rows: int) -> None:
-        for pid in [] if stage in killed else workers_of(ray_cluster):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                killed[stage] = pid
+        until = time.monotonic() + 0.3  # the next task may not have begun
+        while stage not in killed and time.monotonic() < until:
+            for pid in workers_of(ray_cluster):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed[stage] = pid
 
     together = prepare_on_ray(options, inputs[:1], tmp_path / "together", 3, kill, sizes=SMALL, onto=before)
-    assert len(killed) >= 16, killed
+    assert len(killed) >= 20, killed
     assert together == alone
     assert content(tmp_path / "together") == content(tmp_path / "alone")
 
