@@ -12,6 +12,11 @@ random matrices (the Dyson equation) the edge is the smallest s for which
 
 have a solution. Columns near the edge are mostly noise: `without_chance` gives them the weight that brings the matrix
 nearest to the one without noise (Gavish and Donoho, "Optimal shrinkage of singular values", 2017).
+
+A model does not read that matrix but rows of length one, and there a column below the edge is worth more than nothing.
+Where few columns or none are above it, popularity would take all of the length, and users would be alike that are not.
+So `column_weights` shrinks columns against each other only: popularity keeps its share of the length, and what is below
+the edge keeps a part of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from torch import Tensor
 _BINS = 512
 _HALVINGS = 24
 _ROUNDS, _CONVERGED = 2000, 1e-9
+_KEPT = 0.15
+"""What a column keeps of a singular value that is all chance; measured (docs/exposures.md)."""
 
 
 class Shares(NamedTuple):
@@ -93,3 +100,15 @@ def without_chance(singular: Tensor, users: Shares, items: Shares, exposures: fl
     found = (above[0] * above[1]).sqrt() / singular.clamp(min=1e-12)
     found[:1] = singular[:1]
     return found
+
+
+def column_weights(singular: Tensor, users: Shares, items: Shares, exposures: float) -> Tensor:
+    """What to scale the columns of singular vectors by, instead of their singular values (largest first).
+
+    `w = sqrt(without_chance² + (_KEPT * singular)²)`, then all but the first made larger by one factor: together they
+    are as long as before. If all is chance, these are the singular values.
+    """
+    rest = singular[1:]
+    kept = (without_chance(singular, users, items, exposures)[1:].square() + (_KEPT * rest).square()).sqrt()
+    longer = rest.norm() / kept.norm().clamp(min=1e-12)
+    return torch.cat([singular[:1], kept * longer])

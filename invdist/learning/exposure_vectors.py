@@ -4,7 +4,7 @@ The vectors are the leading singular vectors of the normalised exposure matrix
 
     A[u, i] = 1 / sqrt((shown(u) + 5) * (shown(i) + 5))    for every exposure (u, i), else 0
 
-scaled by the singular values, without the part of those that chance alone would give (`chance`). Who was shown little
+scaled by the singular values, less where chance alone would give those (`chance`). Who was shown little
 is drawn to the average: the 5 above are exposures by popularity, added to those of each id that has any. A model reads
 the leading columns, brought to length one. They are found by subspace iteration: a block of random item vectors Q is
 multiplied by A and its transpose in turn, and made orthonormal after each product. A product is a sum over exposures,
@@ -29,10 +29,13 @@ from torch import Tensor
 
 from invdist.embeddings.exchange import Exchange, Pairs
 from invdist.embeddings.store import EmbeddingStore
-from invdist.learning.chance import histogram, shares, without_chance
+from invdist.learning.chance import column_weights, histogram, shares, without_chance
 
 Table = Literal["user", "item"]
 _TABLES: tuple[Table, ...] = ("user", "item")
+Shrinking = Literal["smooth", "step"] | None
+"""`smooth`: by `column_weights`. `step`, for models that were trained so: by `without_chance` if that leaves more than
+half of the columns, else not. None: not at all."""
 Batch = tuple[np.ndarray, np.ndarray]
 """Users and items of exposures."""
 PADDING = 4
@@ -55,6 +58,8 @@ class SubspaceIteration:
     def __init__(self, store: EmbeddingStore, dim: int) -> None:
         self.store, self.dim = store, dim
         self._width = dim + _EXTRA
+        self._last_weights: tuple[Tensor, Shrinking, Tensor] | None = None
+        """Singular values, how they were shrunk, and the weights that came out: the same for users and items."""
 
     @torch.no_grad()
     def start(
@@ -103,11 +108,11 @@ class SubspaceIteration:
             self.orthonormalise(target)
 
     @torch.no_grad()
-    def vectors(self, table: str, *, shrink: bool) -> Tensor:
+    def vectors(self, table: str, *, shrink: Shrinking) -> Tensor:
         """After a last product to users, this rank's rows of a table: `[rows, dim + 4]`. Every rank calls it.
 
-        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the other counts. `shrink`: the
-        singular values are taken without the part of chance, and each id with exposures has a few average ones more.
+        Columns are the vector (zero without exposures), `log(1 + exposures)`, and the other counts. With `shrink`,
+        columns that chance explains weigh less, and each id with exposures has a few average ones more.
         """
         square, rotation = torch.linalg.eigh(self._gram("user"))
         square, rotation = square.flip(0)[: self.dim], rotation.flip(1)[:, : self.dim]
@@ -116,8 +121,8 @@ class SubspaceIteration:
         rotation = rotation * rotation.gather(0, rotation.abs().argmax(0, keepdim=True)).sign()
         if table == "item":  # users already carry the singular values
             rotation = rotation * singular
-        if shrink:
-            rotation = rotation * (self._without_chance(singular) / singular.clamp(min=1e-12))
+        if shrink is not None:
+            rotation = rotation * (self._weights(singular, shrink) / singular.clamp(min=1e-12))
         local = self._local(table)
         found = local.new_zeros((len(local), self.dim + PADDING))
         for part, values in zip(found.split(_BLOCK_ROWS), local.split(_BLOCK_ROWS), strict=True):
@@ -125,7 +130,7 @@ class SubspaceIteration:
             part[:, : self.dim] = rows * (values[:, self._width, None] > 0)
             part[:, self.dim] = torch.log1p(values[:, self._width])
             part[:, self.dim + 1 : self.dim + 3] = values[:, self._width + 1 : self._width + 3]
-        if shrink:
+        if shrink is not None:
             self._add_average(table, found[:, : self.dim])
         return found
 
@@ -140,15 +145,21 @@ class SubspaceIteration:
         average = (_SMOOTHING * total[:-1] / total[-1].clamp(min=1)).to(vectors.dtype)
         vectors.addr_(weight * (shown > 0), average)
 
-    def _without_chance(self, singular: Tensor) -> Tensor:
+    def _weights(self, singular: Tensor, shrink: Literal["smooth", "step"]) -> Tensor:
+        last = self._last_weights
+        if last is None or last[1] != shrink or not torch.equal(last[0], singular):
+            last = self._last_weights = (singular, shrink, self._new_weights(singular, shrink))
+        return last[2]
+
+    def _new_weights(self, singular: Tensor, shrink: Literal["smooth", "step"]) -> Tensor:
         shown = [(counts := self._shown(table))[counts > 0] for table in _TABLES]
         counted = torch.stack([histogram(counts / (counts + _SMOOTHING)) for counts in shown])
         counted = self.store.comm.all_reduce(counted).wait()
         exposures = self.store.comm.all_reduce(shown[0].sum()).wait()
         users, items = (shares(table) for table in counted)
+        if shrink == "smooth":
+            return column_weights(singular, users, items, float(exposures))
         found = without_chance(singular, users, items, float(exposures))
-        # Where chance alone would explain half of the columns or more, they stay as they are: many weak columns
-        # together tell more than the few that would remain.
         return found if 2 * int((found > 0).sum()) > len(found) else singular
 
     def _local(self, table: str) -> Tensor:

@@ -13,6 +13,7 @@ from invdist.evaluation.distributed import distributed_metrics, rows_by_user
 from invdist.evaluation.metrics import ScoredRows, auc
 from invdist.learning.losses import annotate
 from invdist.learning.strategy import Strategy
+from invdist.runtime.errors import UserError
 
 PROBE_ROWS = 20_000
 _BINS = 20
@@ -55,6 +56,14 @@ class SplitScorer:
     def undefined(self) -> set[str]:
         """Metrics that have no value on this split for any scores; `UserError` if it has only one class."""
         return {name for name, value in self.metrics_of(np.zeros(len(self.user))).items() if math.isnan(value)}
+
+    def check(self, metric: str, path: str) -> None:
+        """`UserError` if the metric that chooses the best epoch is not defined on the validation rows of `path`."""
+        if metric in self.undefined():
+            raise UserError(
+                f"training.metric: {metric} is not defined on the validation rows of {path}, where no user has both "
+                "classes; use training.metric=auc"
+            )
 
     def metrics_of(self, scores: np.ndarray) -> dict[str, float]:
         """The metrics of given scores of `user`, `item`, the same on every rank."""

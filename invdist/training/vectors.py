@@ -8,6 +8,7 @@ most. Runs that start meanwhile wait for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,23 +21,19 @@ from invdist.data.dataset import Dataset
 from invdist.data.schema import TRAINING_LABELED
 from invdist.data.stream.exposures import ExposurePairs, LabeledPairs
 from invdist.embeddings.comm import Comm
-from invdist.embeddings.placement import Table
-from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.store import EmbeddingStore
-from invdist.embeddings.tables import shard_tables
-from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, count_pairs, iteration_columns
-from invdist.models.build import indexed_device
+from invdist.learning.exposure_vectors import PADDING, Shrinking, SubspaceIteration, count_pairs, iteration_columns
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import absolute, exclusive
 from invdist.training.checkpoint import CheckpointInfo, CheckpointStore
 from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.checkpoint.state import restore_tables
+from invdist.training.frozen_tables import frozen_tables
 from invdist.training.grown_vectors import OlderVectors
 from invdist.training.growth import Parent
-from invdist.training.sizes import batch_size
 
-_VERSION, _VERSION_SHRUNK = 1, 2
-"""Raised when the same settings would give other vectors."""
+_SHRINKING: dict[int, Shrinking] = {1: None, 2: "step", 3: "smooth"}
+"""By version. There is a new one whenever the same settings would give other vectors."""
 _SEED = 0
 _WAIT_S = 1.0
 
@@ -51,8 +48,11 @@ def vectors_folder(config: Config, dataset: Dataset) -> str:
     how = f"{exposures.products}"
     if config.growth.checkpoint is not None:  # aligned to those of the older run, in the columns that it reads
         how = f"{config.growth.products}-{exposures.dim}-{config.growth.checkpoint}"
-    version = _VERSION_SHRUNK if exposures.shrink else _VERSION
-    return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{how}-v{version}")
+    return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{how}-v{_version(exposures)}")
+
+
+def _version(exposures: ExposuresConfig) -> int:
+    return exposures.version if exposures.shrink else 1
 
 
 def finished_vectors(folder: str, dataset: Dataset) -> CheckpointInfo | None:
@@ -79,21 +79,7 @@ def load_or_learn(
     """
     exposures, folder = config.exposures, vectors_folder(config, dataset)
 
-    def store_of(columns: int) -> EmbeddingStore:
-        sizes = (("user", dataset.users), ("item", dataset.items))
-        tables = shard_tables(
-            tuple(Table(name, rows, columns) for name, rows in sizes),
-            "row_wise",
-            device=indexed_device(device),
-            batch_size=batch_size(config),
-            hbm_gb=config.rows.hbm_gb,
-            ddr_gb=config.rows.ddr_gb,
-            memory=config.rows.memory,
-            hashed=config.rows.placement == "hashed",
-            group=comm.group,
-        )
-        return EmbeddingStore(tables, comm, lambda local_rows, store: NoOptimizer())
-
+    store_of = functools.partial(frozen_tables, config, dataset, device=device, comm=comm)
     checkpoints = CheckpointStore(folder, comm, keep_last=1, keep_best=0, asynchronous=False)
     with _turn(folder, dataset, comm) as finished:
         if not finished:
@@ -175,7 +161,7 @@ def _learn(
         if older is not None and older.unchanged:
             older.fill(shard.table, rows, shard.row, vectors.layout.multipliers.get(shard.table, 1))
         else:
-            rows.copy_(iteration.vectors(shard.table, shrink=exposures.shrink))
+            rows.copy_(iteration.vectors(shard.table, shrink=_SHRINKING[_version(exposures)]))
     if older is not None and not older.unchanged:
         older.align(vectors)
     checkpoints.save_tables(vectors, products, {**about, "finished": True})

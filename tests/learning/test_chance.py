@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
-from invdist.learning.chance import Shares, edge_of_chance, histogram, shares, without_chance
+from invdist.learning.chance import Shares, column_weights, edge_of_chance, histogram, shares, without_chance
 
 SMOOTHING = 5.0
 
@@ -77,3 +78,46 @@ def test_few_exposures_leave_popularity_alone() -> None:
     assert found.isfinite().all()
     assert found[0] == singular[0]
     assert not found[1:].any()
+
+
+@pytest.mark.parametrize("exposures", [1_000, 2_500, 10_000])
+def test_rows_of_length_one_tell_groups_apart_with_any_number_of_exposures(exposures: int) -> None:
+    """Users of the same group are nearer to each other than by singular values as they are, and than without chance."""
+    rng = np.random.default_rng(1)
+    groups = [rng.integers(8, size=n) for n in (400, 250)]
+    cause = np.outer(_popularity(400, rng), _popularity(250, rng)) * np.where(np.equal.outer(*groups), 6.0, 0.7)
+    shown = rng.poisson(exposures * cause / cause.sum()).astype(np.float64)
+    left, values, _ = np.linalg.svd(_normalised(shown), full_matrices=False)
+    left, singular = left[:, :32], torch.from_numpy(values[:32])
+    pairs = np.triu_indices(len(shown), 1)
+    same = np.equal.outer(groups[0], groups[0])[pairs]
+
+    def told_apart(weights: torch.Tensor) -> float:
+        rows = left * weights.numpy()
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+        return float(roc_auc_score(same, (rows @ rows.T)[pairs]))
+
+    counted = _counted(shown)
+    ends = told_apart(singular), told_apart(without_chance(singular, *counted))
+    found = told_apart(column_weights(singular, *counted))
+    assert found > max(ends) - 0.002
+    assert found > sum(ends) / 2 + 0.01
+
+
+def test_if_all_is_chance_columns_stay_as_they_are() -> None:
+    shown = np.eye(6)
+    singular = torch.from_numpy(np.linalg.svd(_normalised(shown), compute_uv=False))
+    torch.testing.assert_close(column_weights(singular, *_counted(shown)), singular)
+
+
+def test_popularity_keeps_its_share_of_the_length() -> None:
+    rng = np.random.default_rng(2)
+    shown = rng.poisson(np.where(np.arange(90)[:, None] % 3 == np.arange(60) % 3, 1.5, 0.2)).astype(np.float64)
+    singular = torch.from_numpy(np.linalg.svd(_normalised(shown), compute_uv=False)[:32])
+    counted = _counted(shown)
+    found, left = column_weights(singular, *counted), without_chance(singular, *counted)
+    assert np.count_nonzero(left) == 3  # popularity, and three groups that are told apart by two columns
+    assert found[0] == singular[0]
+    assert float(found.norm()) == pytest.approx(float(singular.norm()))
+    assert (found[1:3] > singular[1:3]).all()
+    assert (found[3:] < singular[3:]).all()

@@ -24,7 +24,7 @@ from invdist.embeddings.placement import Table
 from invdist.embeddings.row_optimizers import NoOptimizer
 from invdist.embeddings.store import EmbeddingStore
 from invdist.embeddings.tables import shard_tables
-from invdist.learning.exposure_vectors import PADDING, SubspaceIteration, count_pairs, iteration_columns
+from invdist.learning.exposure_vectors import PADDING, Shrinking, SubspaceIteration, count_pairs, iteration_columns
 from tests.distributed import run_ranks
 from tests.learning.dense_vectors import dense_vectors
 
@@ -32,7 +32,7 @@ DIM, PRODUCTS = 8, 200  # enough to converge on data whose singular values are c
 
 
 def _learn(
-    rank: int, size: int, path: str, dim: int = DIM, products: int = PRODUCTS, shrink: bool = False
+    rank: int, size: int, path: str, dim: int = DIM, products: int = PRODUCTS, shrink: Shrinking = None
 ) -> dict[str, np.ndarray]:
     dataset, comm = Dataset.open(path), Comm()
 
@@ -94,16 +94,20 @@ def test_they_are_those_of_a_truncated_svd(tiny_data: Path, by_ranks: dict[int, 
         assert not found[:, DIM + 2 :].any()
 
 
-@pytest.mark.parametrize(("dim", "left"), [(4, 3), (8, 8)], ids=["most are left", "most are below the edge: all stay"])
+@pytest.mark.parametrize(
+    ("shrink", "dim", "left"),
+    [("smooth", 4, 4), ("smooth", 8, 8), ("step", 4, 3), ("step", 8, 8)],
+    ids=["smooth", "smooth, most are below the edge", "step", "step, most are below the edge: all stay"],
+)
 def test_shrunk_ones_are_those_of_users_and_items_that_were_shown_five_average_exposures_more(
-    tmp_path: Path, dim: int, left: int
+    tmp_path: Path, shrink: Shrinking, dim: int, left: int
 ) -> None:
     path = tmp_path / "feed"
     scale = Scale(users=200, items=160, labeled_rows=6_000, policy=0.9)
     prepare(SyntheticLog("feed", scale, 0), Labeling(rules=("finish_rate",)), Options(label_fraction=0.5), path)
     dataset = Dataset.open(str(path))
-    parts = run_ranks(_learn, 2, str(path), dim, PRODUCTS, True)
-    for name, wanted in zip(("user", "item"), dense_vectors(_matrix(dataset).toarray(), dim, shrink=True)[0]):
+    parts = run_ranks(_learn, 2, str(path), dim, PRODUCTS, shrink)
+    for name, wanted in zip(("user", "item"), dense_vectors(_matrix(dataset).toarray(), dim, shrink=shrink)[0]):
         assert np.linalg.matrix_rank(wanted) == left  # three columns are above the edge of chance
         found = np.concatenate([part[name] for part in parts])[:, :dim]
         np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=2e-3 * (wanted**2).sum(1).max())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from invdist.config.registry import BACKBONES
+from invdist.embeddings.kernels import kernels
 from invdist.models.exposure_head import ExposureHead
 
 DIM, HIDDEN, PAIRS = 8, 5, 40
@@ -58,16 +59,25 @@ def test_logits_are_those_of_the_formula(model: str) -> None:
         assert found[n] == pytest.approx(logit, abs=1e-4)
 
 
+def _penalty(head: ExposureHead, user: Tensor, item: Tensor, pairs: int = PAIRS) -> Tensor:
+    rows, features = torch.cat([user, item]).tensor_split([head.columns], 1)
+    return head.penalty(rows, features, pairs)
+
+
 def test_the_penalty_of_a_row_is_shared_by_its_labels() -> None:
-    head = _head("gmf", prior=7.0)
-    user, item = _rows(head, 1), _rows(head, 2)
-    found = head.penalty(user, item).numpy()
+    """The first pairs pay, the others do not; the gradient is that of the sum."""
+    head, paying = _head("gmf", prior=7.0), PAIRS - 3
+    user, item = _rows(head, 1).requires_grad_(), _rows(head, 2).requires_grad_()
+    found = _penalty(head, user, item, paying)
     k = head.inner.columns
-    precision = np.array([(k * 7.0) ** 0.5] * k + [7.0] * (head.columns - k))
-    for n in range(PAIRS):
-        sizes = [(precision * side[n, : head.columns].numpy() ** 2).sum() for side in (user, item)]
-        shares = [size / max(float(side[n, -3]), 1.0) for size, side in zip(sizes, (user, item))]
-        assert found[n] == pytest.approx(0.5 * sum(shares), rel=1e-5)
+    precision = torch.tensor([(k * 7.0) ** 0.5] * k + [7.0] * (head.columns - k), dtype=torch.float64)
+    expected = 0.0
+    for side in (user, item):
+        labels = side[:paying, -3:-2].detach().double().clamp(min=1)
+        expected = expected + 0.5 * (precision * side[:paying, : head.columns].double() ** 2 / labels).sum()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    gradients, correct = (torch.autograd.grad(value, [user, item]) for value in (2 * found, 2 * expected))
+    torch.testing.assert_close(gradients, correct, rtol=1e-5, atol=1e-6)
 
 
 def test_products_pay_by_the_square_root_of_the_labels_that_are_left() -> None:
@@ -75,12 +85,12 @@ def test_products_pay_by_the_square_root_of_the_labels_that_are_left() -> None:
     rows = _rows(head, 1)
     rows[:, -3], rows[:, -2] = 32.0, 0.0
     columns, k = rows[:, : head.columns].square(), head.inner.columns
-    whole = head.penalty(rows, rows)
+    whole = _penalty(head, rows, rows)
     rows[:, -2] = 32.0
-    assert torch.equal(head.penalty(rows, rows), whole), "all are there"
+    assert torch.equal(_penalty(head, rows, rows), whole), "all are there"
     rows[:, -2] = 8.0
-    added = head.penalty(rows, rows) - whole
-    torch.testing.assert_close(added, (k * 7.0) ** 0.5 * columns[:, :k].sum(1) / 32, rtol=1e-4, atol=1e-5)
+    added = _penalty(head, rows, rows) - whole
+    torch.testing.assert_close(added, (k * 7.0) ** 0.5 * columns[:, :k].sum() / 32, rtol=1e-4, atol=1e-5)
 
 
 def test_before_any_label_both_parts_of_a_logit_vary_alike() -> None:
@@ -90,9 +100,8 @@ def test_before_any_label_both_parts_of_a_logit_vary_alike() -> None:
     torch.nn.init.ones_(inner.output.weight)
     head = ExposureHead(inner, 64, prior=3.0)
     rows = torch.zeros(2, 20_000, head.columns + head.frozen_columns)
-    one = torch.zeros(1, rows.shape[-1], dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(head.penalty(one, one.detach()).sum(), one, create_graph=True)
-    (precision,) = torch.autograd.grad(slope.sum(), one)
+    one = torch.ones(1, rows.shape[-1], requires_grad=True)
+    (precision,) = torch.autograd.grad(_penalty(head, one, one.detach(), 1), one)  # the penalty is a square
     rows[..., : head.columns] = torch.randn(2, 20_000, head.columns) * precision[0, : head.columns].rsqrt().float()
     x = torch.nn.functional.normalize(torch.randn(20_000, 64), dim=1)
     with torch.no_grad():
@@ -126,6 +135,30 @@ def test_trained_columns_get_gradients_and_every_weight_of_the_head_too() -> Non
     assert moved == set(range(head.columns)) - unused
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.head_parameters())
     assert len(head.head_parameters()) == len(list(head.parameters())) - len(list(head.inner.parameters()))
+
+
+@pytest.mark.parametrize("model", ["gmf", "neumf"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_gradient_by_hand_is_that_of_autograd(model: str, dropout: float) -> None:
+    """With the same values dropped, as both ways draw them from the same seed in the same order."""
+    if kernels() is None:
+        pytest.skip("without compiled kernels there is only autograd")
+    inner = BACKBONES.get(model)(dim=4, dropout=0.0, bias=True)
+    head = ExposureHead(inner, DIM, hidden=HIDDEN, dropout=dropout).train()
+    whole = torch.cat([_rows(head, 1), _rows(head, 2)])
+    whole[3, head.columns + DIM] = 0.0  # a user without exposures
+    rows, features = (part.contiguous() for part in whole.tensor_split([head.columns], 1))
+    rows.requires_grad_()
+    found = {}
+    for name, logits in {
+        "by hand": lambda: head.of_rows_and_features(rows, features),
+        "autograd": lambda: head(*torch.cat([rows, features], 1).chunk(2)),
+    }.items():
+        torch.manual_seed(7)
+        value = logits()
+        found[name] = [value, *torch.autograd.grad(value.square().sum(), [rows, *head.parameters()])]
+    for by_hand, expected in zip(found["by hand"], found["autograd"]):
+        torch.testing.assert_close(by_hand, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_whoever_has_no_exposures_is_an_average_one() -> None:
