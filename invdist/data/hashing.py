@@ -14,7 +14,6 @@ import numpy as np
 from invdist.runtime.native import compiled
 
 _SHUFFLE = Path(__file__).with_name("shuffle.c")
-_WORTH_A_CALL = 1024
 _WORD = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -49,11 +48,33 @@ def uniform(words: np.ndarray) -> np.ndarray:
 
 def permutation(sequence: int, size: int) -> np.ndarray:
     """A permutation of `range(size)` (int64), a function of its arguments alone."""
-    # RandomState's sequence is frozen for good, and its shuffle is several times faster than sorting random words.
-    source = np.random.RandomState([sequence & 0xFFFFFFFF, sequence >> 32])
-    library = compiled(_SHUFFLE).library if _WORTH_A_CALL <= size < 1 << 31 else None
+    seed, library = _seed(sequence), _library(size)
     if library is None:
-        return source.permutation(size)
-    words, out = source.get_state(legacy=False)["state"]["key"], np.empty(size, np.int32)
-    library.permutation(words.ctypes, ctypes.c_int64(size), out.ctypes)
+        # RandomState's sequence is frozen for good, and its shuffle is several times faster than sorting random words.
+        return np.random.RandomState(seed).permutation(size)
+    out = np.empty(size, np.int32)
+    library.permutation(*map(ctypes.c_uint32, seed), ctypes.c_int64(size), out.ctypes)
     return out.astype(np.int64)
+
+
+def shuffled(sequence: int, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rows by `permutation(sequence, size)`: columns `user`, `item` (int32) and, if there, `label` (int8, 0 to 3).
+
+    May use the memory of `rows`.
+    """
+    user, item, label = rows["user"], rows["item"], rows.get("label")
+    size = len(user)
+    if (library := _library(size)) is None:
+        order = permutation(sequence, size)
+        return {name: column.take(order) for name, column in rows.items()}
+    words, places = np.empty(size, np.uint64), (user.ctypes, item.ctypes, None if label is None else label.ctypes)
+    library.shuffle_rows(*map(ctypes.c_uint32, _seed(sequence)), ctypes.c_int64(size), *places, words.ctypes)
+    return rows
+
+
+def _seed(sequence: int) -> tuple[int, int]:
+    return sequence & 0xFFFFFFFF, sequence >> 32
+
+
+def _library(size: int) -> ctypes.CDLL | None:
+    return compiled(_SHUFFLE).library if size < 1 << 31 else None

@@ -67,11 +67,16 @@ class Route:
     held: Tensor | None = None
     """The local row of each piece of the batch that this rank has anyway."""
     asked: UniqueRows | None = None
-    """The distinct pieces that owners are asked for, by key (`RowLocator`); None if this rank has all."""
+    """The distinct pieces that owners are asked for, by key (`RowLocator`).
+
+    None if this rank has all, or if gradients are `shown` for each piece: nobody has sorted the pieces then.
+    """
     copies: Copies | None = None
     """The distinct pieces of replicated tables, if there are several ranks."""
     keys: Tensor | None = None
     """The key of each piece of the batch that owners are asked for: ranks that share memory read it themselves."""
+    row_bits: int = 0
+    """Bits of a key that have the local row."""
     joint_places: Tensor | None = None
     """Where the answer to all groups has each distinct piece; None: it has no others."""
     distinct: bool = False
@@ -82,16 +87,23 @@ class Route:
     """Pieces that each rank asks for."""
     shown: Requests | None = None
     """Where gradients are in the memory of ranks, if they show them (`Comm.show`); None: they send them."""
-    summed: bool = True
-    """Whether this rank sums its gradients by distinct piece before others see them."""
     features: Any = None
     """What is known ahead of the pairs of this group and never trained; passed on to `Recommender.logits`."""
 
     @property
+    def local(self) -> bool:
+        """Whether this rank has the rows of all pieces, and asks no other."""
+        return self.asked is None and self.shown is None
+
+    @property
     def answer_index(self) -> Tensor:
         """Where the answer to this group alone has each piece of the batch."""
-        assert self.asked is not None
-        return self.asked.inverse
+        if self.asked is not None:
+            return self.asked.inverse
+        kernels = request_kernels()
+        assert kernels is not None
+        assert self.keys is not None
+        return kernels.answer_places(self.keys, self.row_bits, self.sent)
 
     @property
     def joint_index(self) -> Tensor:
@@ -116,8 +128,13 @@ class Exchange:
     `received` and `joint_requested` are what an answer to all groups at once needs.
     """
 
-    def __init__(self, locate: RowLocator, comm: Comm, groups: Sequence[Pairs], *, sums: bool = False) -> None:
-        """`sums`: ranks always sum their gradients by distinct piece before others see them."""
+    def __init__(
+        self, locate: RowLocator, comm: Comm, groups: Sequence[Pairs], *, sums: bool = False, exact: bool = False
+    ) -> None:
+        """`sums`: ranks always sum their gradients by distinct piece before others see them.
+
+        `exact`: whether pieces repeat is counted, for `Route.distinct`, and not estimated.
+        """
         self._locate, self._comm = locate, comm
         self._pairs = [len(group.user) for group in groups]
         self._counts: Pending | None = None
@@ -131,23 +148,33 @@ class Exchange:
         keys = {kind: [locate(group, replicated=kind) for group in groups] for kind in locate.kinds}
         self._asks, self._held = len(keys.get(False, ())), keys.get(True)
         self._asked_keys = keys.get(False, [])
-        self._columns = [UniqueRows.of(each) for of_kind in keys.values() for each in of_kind]
         reads = row_moves.reads_are_free(locate.edges.device)
         self._kernels = request_kernels() if comm.shows and reads and self._held is None else None
         if self._kernels is not None:
-            # Summing pays where many pairs have the same row: the owner of a popular one would do all the work.
-            self._summed = [sums or 2 * len(each.rows) <= len(each.order) for each in self._columns]
-            ready, sizes, self._asked_of = self._kernels.pack(
-                self._columns, self._summed, comm.size, locate.row_bits, self._message
-            )
+            self._sort_repeated(self._kernels, sums, exact)
+            asked = [k if s is None else s.rows for k, s in zip(self._asked_keys, self._sorted, strict=True)]
+            ready, sizes, self._asked_of = self._kernels.pack(asked, comm.size, locate.row_bits, self._message)
             self._ids = comm.all_to_all(ready, sizes)
             return
+        self._columns = [UniqueRows.of(each) for of_kind in keys.values() for each in of_kind]
         asked, copied = self._columns[: self._asks], self._columns[self._asks :]
         counts = [torch.diff(each.below(locate.edges)) for each in asked]
         counts += [each.below(locate.edges[1:2]).expand(comm.size) for each in copied]
         self._sent = torch.stack(counts, 1)  # [ranks, columns]
         each = [len(counts)] * comm.size
         self._counts = comm.all_to_all(self._sent.view(-1), each, each)
+
+    def _sort_repeated(self, kernels: RequestKernels, sums: bool, exact: bool) -> None:
+        """Sorts the pieces of the groups in which many pairs have the same row: this rank sums their gradients.
+
+        The owner of a popular row would do all the work.
+        """
+        self._sorted: list[UniqueRows | None] = []
+        for keys in self._asked_keys:
+            column = UniqueRows.of(keys) if sums or exact or kernels.repeat(keys) else None
+            if column is not None and exact and not (sums or column.repeats):
+                column = None
+            self._sorted.append(column)
 
     def _message(self, words: int) -> Tensor:
         return self._comm.send_buffer(words, 1, self._asked_keys[0]).view(-1)
@@ -209,17 +236,17 @@ class Exchange:
 
     def _shown_routes(self, kernels: RequestKernels) -> list[Route]:
         assert self._ids is not None
-        of_groups = self._ids.use(lambda messages: kernels.merge(messages, len(self._pairs)))
+        of_groups = self._ids.use(lambda messages: kernels.requests(messages, len(self._pairs)))
         return [
             Route(
                 pairs,
                 shown.unique.rows,
-                asked=self._columns[group],
+                asked=self._sorted[group],
                 keys=self._asked_keys[group],
+                row_bits=self._locate.row_bits,
                 sent=self._asked_of[group],
                 received=shown.received,
                 shown=shown,
-                summed=self._summed[group],
             )
             for group, (pairs, shown) in enumerate(zip(self._pairs, of_groups, strict=True))
         ]

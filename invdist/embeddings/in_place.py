@@ -25,9 +25,8 @@ class SharedRows:
         self._written: Pending | None = None
 
     def tell_written(self) -> None:
-        """Sends an empty message: this rank has written its rows."""
-        nothing = [0] * self._comm.size
-        self._written = self._comm.all_to_all(self.of_ranks[0].new_empty(0), nothing, nothing)
+        """Tells the others that this rank has written its rows."""
+        self._written = self._comm.all_reduce(self.of_ranks[0].new_empty(0))
 
     def wait_until_written(self) -> None:
         """Waits until all ranks have written what they changed."""
@@ -44,7 +43,7 @@ class SharedRows:
 
 def with_gradient_memory(rows: Tensor, route: Route, comm: Comm) -> Tensor:
     """`rows`, whose gradient is written where other ranks read it, unless it is summed first."""
-    if route.shown is None or (route.summed and not route.distinct):
+    if route.shown is None or (route.asked is not None and not route.distinct):
         return rows
     count, width = rows.shape
     return set_gradient_memory(rows, lambda: comm.send_buffer(count, width, rows))
@@ -52,8 +51,7 @@ def with_gradient_memory(rows: Tensor, route: Route, comm: Comm) -> Tensor:
 
 def show_gradient(pieces: Tensor, route: Route, comm: Comm, *, bf16: bool) -> Pending:
     """Lets the owners of rows read a gradient: `Requests.gradients` says what of it belongs to which row."""
-    assert route.asked is not None
-    if route.summed and not route.distinct:
+    if route.asked is not None and not route.distinct:
         pieces = route.asked.sum(pieces, out=comm.send_buffer(len(route.asked.rows), pieces.shape[1], pieces))
     pieces = pieces.bfloat16() if bf16 else pieces
     asked_of_others = sum(route.sent) - route.sent[comm.rank]
@@ -66,9 +64,8 @@ def deltas_of_touched(values: Tensor, places: Tensor, route: Route, comm: Comm) 
     `places` are those of the requests of all ranks in the `values` of this one, or -1: rows that are not touched do not
     travel.
     """
-    kernels, asked = request_kernels(), route.asked
+    kernels, place = request_kernels(), route.answer_index
     assert kernels is not None
-    assert asked is not None
     index = comm.send_buffer(len(places), 1, places).view(-1)
     rows = comm.send_buffer(int((places >= 0).sum()), values.shape[1], values)
     sizes = kernels.pack_deltas(places, route.received, values, index, rows)
@@ -76,6 +73,6 @@ def deltas_of_touched(values: Tensor, places: Tensor, route: Route, comm: Comm) 
 
     def join(parts: list[Tensor]) -> Deltas:
         counts = [len(part) for part in parts]
-        return Deltas(torch.cat(parts), answers.use(lambda found: kernels.join_deltas(found, counts, asked)))
+        return Deltas(torch.cat(parts), answers.use(lambda found: kernels.join_deltas(found, counts, place)))
 
     return arriving.use(join)

@@ -17,6 +17,11 @@ from invdist.runtime.native import Native, compiled
 SOURCE, STEP_SOURCE = (Path(__file__).with_name(name) for name in ("kernels.c", "step_kernels.c"))
 _POINTER, _INT, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 
+_SHARE = 16384
+"""Values that each thread has at least."""
+_LOSS, _INDEX = 8, 8
+"""What a loss, and a place that is written in no order, cost in values that are moved."""
+
 
 class Kernels:
     """Rows are float32, indices int64, everything contiguous and on the CPU."""
@@ -27,28 +32,28 @@ class Kernels:
             found.argtypes, found.restype = arguments, gives
             return found
 
-        p, i = _POINTER, _INT
+        p, i, t = _POINTER, _INT, ctypes.c_int  # t: threads
         self._unique = function("unique_rows", p, i, p, p, p, p)
-        self._inverse = function("inverse", p, p, i, i, p, gives=None)
-        self._gather = function("gather", p, i, i, p, i, p)
-        self._gather_parts = function("gather_parts", p, p, i, p, i, p, gives=None)
-        self._gather_keys = function("gather_keys", p, p, i, i, i, p, i, p)
-        self._sum = function("sum_segments", p, p, i, p, p, i, i, _FLOAT, p, gives=None)
+        self._inverse = function("inverse", p, p, i, i, p, t, gives=None)
+        self._gather = function("gather", p, i, i, p, i, p, t)
+        self._gather_parts = function("gather_parts", p, p, i, p, i, p, t, gives=None)
+        self._gather_keys = function("gather_keys", p, p, i, i, i, p, i, p, t)
+        self._sum = function("sum_segments", p, p, i, p, p, i, i, _FLOAT, p, t, gives=None)
         self.wait_for = function("wait_for", p, i, i, gives=ctypes.c_int)
         """Whether the word at an address became a number within some microseconds."""
-        self._add = function("add_rows", p, i, i, p, i, p, _FLOAT)
-        self._places = function("places", p, i, p, p, p, i, i, p, gives=None)
+        self._add = function("add_rows", p, i, i, p, i, p, _FLOAT, t)
+        self._places = function("places", p, i, p, p, p, i, i, p, t, gives=None)
         self._locate = function("locate", p, i, i, p, i, i, p)
-        self._add_indexed = function("add_indexed", p, i, i, p, p, _FLOAT, gives=None)
-        self._square_sum = function("square_sum", p, i, gives=_DOUBLE)
-        self._dual_loss = function("dual_loss", p, i, p, gives=None)
-        self._log_loss = function("log_loss", p, p, i, p, gives=None)
-        self._log_loss_sums = function("log_loss_sums", p, p, i, i, p, gives=None)
-        self._sign_step = function("sign_step", p, i, _FLOAT, _FLOAT, gives=None)
-        self._adamw = function("adamw", p, p, p, i, i, p, i, p, i, i, *[_DOUBLE] * 6)
-        self._gmf_logits = function("gmf_logits", p, p, i, i, i, i, p, p, p, gives=None)
-        self._gmf_gradient = function("gmf_gradient", p, p, i, i, i, i, p, p, p, p, gives=None)
-        self._gmf_candidates = function("gmf_candidates", p, p, p, i, i, i, i, p, p, p, i, p, gives=None)
+        self._add_indexed = function("add_indexed", p, i, i, p, p, _FLOAT, t, gives=None)
+        self._square_sum = function("square_sum", p, i, t, gives=_DOUBLE)
+        self._dual_loss = function("dual_loss", p, i, p, t, gives=None)
+        self._log_loss = function("log_loss", p, p, i, p, t, gives=None)
+        self._log_loss_sums = function("log_loss_sums", p, p, i, i, p, t, gives=None)
+        self._sign_step = function("sign_step", p, i, _FLOAT, _FLOAT, t, gives=None)
+        self._adamw = function("adamw", p, p, p, i, i, p, i, p, i, i, *[_DOUBLE] * 6, t)
+        self._gmf_logits = function("gmf_logits", p, p, i, i, i, i, p, p, p, t, gives=None)
+        self._gmf_gradient = function("gmf_gradient", p, p, i, i, i, i, p, p, p, p, t, gives=None)
+        self._gmf_candidates = function("gmf_candidates", p, p, p, i, i, i, i, p, p, p, i, p, t, gives=None)
 
     def unique(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Distinct keys ascending, occurrences sorted by key, and where each distinct key starts among them.
@@ -64,7 +69,9 @@ class Kernels:
     def inverse(self, order: Tensor, starts: Tensor) -> Tensor:
         """The place of each occurrence among the distinct keys."""
         out = torch.empty_like(order)
-        self._inverse(order.data_ptr(), starts.data_ptr(), len(starts), len(order), out.data_ptr())
+        self._inverse(
+            order.data_ptr(), starts.data_ptr(), len(starts), len(order), out.data_ptr(), _team(_INDEX * len(order))
+        )
         return out
 
     def gather(self, table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
@@ -73,7 +80,8 @@ class Kernels:
         rows, width = table.shape
         out = table.new_empty((len(index), width)) if out is None else out
         index = index.contiguous()
-        _check(self._gather(table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr()), index, rows)
+        place = (table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr())
+        _check(self._gather(*place, _team(len(index) * width)), index, rows)
         return out
 
     def gather_keys(self, tables: Sequence[Tensor], row_bits: int, keys: Tensor, out: Tensor) -> Tensor:
@@ -81,7 +89,8 @@ class Kernels:
         width, count = tables[0].shape[1], len(tables)
         places = (_POINTER * count)(*(table.data_ptr() for table in tables))
         rows = (_INT * count)(*(len(table) for table in tables))
-        wrong = self._gather_keys(places, rows, count, row_bits, width, keys.data_ptr(), len(keys), out.data_ptr())
+        place = (places, rows, count, row_bits, width, keys.data_ptr(), len(keys), out.data_ptr())
+        wrong = self._gather_keys(*place, _team(len(keys) * width))
         if wrong != -1:
             owner, row = divmod(int(keys[wrong]), 1 << row_bits)
             raise IndexError(f"row {row} of rank {owner}: there are {count} ranks with {list(rows)} rows")
@@ -91,7 +100,9 @@ class Kernels:
         """`torch.cat(parts)[index]` for indices in range, into `out` if given."""
         width = parts[0].shape[1]
         out = parts[0].new_empty((len(index), width)) if out is None else out
-        self._gather_parts(*_places(parts), width, index.contiguous().data_ptr(), len(index), out.data_ptr())
+        index = index.contiguous()
+        place = (*_places(parts), width, index.data_ptr(), len(index), out.data_ptr())
+        self._gather_parts(*place, _team(len(index) * width))
         return out
 
     def sum(
@@ -106,23 +117,20 @@ class Kernels:
         width = parts[0].shape[1]
         out = parts[0].new_empty((len(starts), width)) if out is None else out
         segments = (order.data_ptr(), starts.data_ptr(), len(starts), len(order))
-        self._sum(*_places(parts), width, *segments, scale, out.data_ptr())
+        self._sum(*_places(parts), width, *segments, scale, out.data_ptr(), _team(len(order) * width))
         return out
 
     def add(self, table: Tensor, index: Tensor, values: Tensor, scale: float) -> None:
         """`table[index] += scale * values` for distinct indices."""
         rows, width = table.shape
-        _check(
-            self._add(table.data_ptr(), rows, width, index.data_ptr(), len(index), values.data_ptr(), scale),
-            index,
-            rows,
-        )
+        place = (table.data_ptr(), rows, width, index.data_ptr(), len(index), values.data_ptr())
+        _check(self._add(*place, scale, _team(len(index) * width)), index, rows)
 
     def places(self, given: Tensor, wanted: Tensor, order: Tensor, starts: Tensor) -> Tensor:
         """The place of each occurrence of the distinct rows `wanted` among the distinct rows `given`, or -1."""
         out = torch.empty_like(order)
         distinct = (given.data_ptr(), len(given), wanted.data_ptr(), order.data_ptr(), starts.data_ptr())
-        self._places(*distinct, len(starts), len(order), out.data_ptr())
+        self._places(*distinct, len(starts), len(order), out.data_ptr(), _team(_INDEX * len(order)))
         return out
 
     def locate(self, ids: Tensor, block: int, bases: Tensor, multiplier: int, rows: int) -> Tensor:
@@ -137,34 +145,34 @@ class Kernels:
     def add_indexed(self, rows: Tensor, index: Tensor, values: Tensor, c: float) -> None:
         """`rows += c * values[index]`; nothing where the index is -1."""
         n, width = rows.shape
-        self._add_indexed(rows.data_ptr(), n, width, index.data_ptr(), values.data_ptr(), c)
+        self._add_indexed(rows.data_ptr(), n, width, index.data_ptr(), values.data_ptr(), c, _team(n * width))
 
     def square_sum(self, values: Tensor) -> float:
         """The sum of squares of all values."""
-        return self._square_sum(values.data_ptr(), values.numel())
+        return self._square_sum(values.data_ptr(), values.numel(), _team(values.numel()))
 
     def dual_loss(self, logit: Tensor) -> Tensor:
         """Loss, w1, w0 and slope of the inverse dual loss of each logit: float64 `[4, n]`; see `losses.py`."""
         out = torch.empty((4, len(logit)), dtype=torch.float64)
-        self._dual_loss(logit.data_ptr(), len(logit), out.data_ptr())
+        self._dual_loss(logit.data_ptr(), len(logit), out.data_ptr(), _team(_LOSS * len(logit)))
         return out
 
     def log_loss(self, logit: Tensor, label: Tensor) -> Tensor:
         """Log-loss and slope of each logit: `[2, n]`."""
         out = torch.empty((2, len(logit)))
-        self._log_loss(logit.data_ptr(), label.data_ptr(), len(logit), out.data_ptr())
+        self._log_loss(logit.data_ptr(), label.data_ptr(), len(logit), out.data_ptr(), _team(_LOSS * len(logit)))
         return out
 
     def log_loss_sums(self, logits: Tensor, label: Tensor) -> list[float]:
         """The log-loss of `[count, n]` logits against `[n]` labels, summed over the pairs in float64."""
         count, n = logits.shape
         out = (_DOUBLE * count)()
-        self._log_loss_sums(logits.data_ptr(), label.data_ptr(), count, n, out)
+        self._log_loss_sums(logits.data_ptr(), label.data_ptr(), count, n, out, _team(_LOSS * count * n))
         return list(out)
 
     def sign_step(self, values: Tensor, alpha: float, eps: float) -> None:
         """`alpha * values / (|values| + eps)`, in place."""
-        self._sign_step(values.data_ptr(), values.numel(), alpha, eps)
+        self._sign_step(values.data_ptr(), values.numel(), alpha, eps, _team(values.numel()))
 
     def adamw(
         self,
@@ -183,14 +191,15 @@ class Kernels:
         rows, width = tables[0].shape
         values, m, v = (table.data_ptr() for table in tables)
         place = (values, m, v, rows, width, index.data_ptr(), len(index), gradient.data_ptr(), *columns)
-        _check(self._adamw(*place, step, gamma, *betas, eps, weight_decay), index, rows)
+        constants = (step, gamma, *betas, eps, weight_decay)
+        _check(self._adamw(*place, *constants, _team(3 * len(index) * columns[1])), index, rows)
 
     def gmf_logits(self, rows: Tensor, weight: Tensor, bias: Tensor, row_bias: bool) -> Tensor:
         """`weight . (user * item) + bias` of rows `[2n, width]`, users first; `row_bias`: see `GMF`."""
         n, width = len(rows) // 2, rows.shape[1]
         out, user = rows.new_empty(n), rows.data_ptr()
         place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias)
-        self._gmf_logits(*place, weight.data_ptr(), bias.data_ptr(), out.data_ptr())
+        self._gmf_logits(*place, weight.data_ptr(), bias.data_ptr(), out.data_ptr(), _team(2 * n * width))
         return out
 
     def gmf_gradient(self, rows: Tensor, weight: Tensor, row_bias: bool, logit: Tensor, out: Tensor) -> Tensor:
@@ -198,7 +207,7 @@ class Kernels:
         n, width = len(rows) // 2, rows.shape[1]
         dense, user = weight.new_empty(weight.numel() + 1), rows.data_ptr()
         place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias, weight.data_ptr())
-        self._gmf_gradient(*place, logit.data_ptr(), out.data_ptr(), dense.data_ptr())
+        self._gmf_gradient(*place, logit.data_ptr(), out.data_ptr(), dense.data_ptr(), _team(2 * n * width))
         return dense
 
     def gmf_candidates(
@@ -219,8 +228,14 @@ class Kernels:
         out = rows.new_empty((len(candidates), n))
         place = (rows.data_ptr(), index.data_ptr(), deltas.data_ptr(), n, width, k, row_bias)
         tried = (_DOUBLE * len(candidates))(*candidates)
-        self._gmf_candidates(*place, dense.data_ptr(), step.data_ptr(), tried, len(candidates), out.data_ptr())
+        given = (dense.data_ptr(), step.data_ptr(), tried, len(candidates), out.data_ptr())
+        self._gmf_candidates(*place, *given, _team(2 * n * width))
         return out
+
+
+def _team(values: int) -> int:
+    """How many threads work on so many values: those of torch, if each has enough."""
+    return 1 if values < 2 * _SHARE else min(torch.get_num_threads(), values // _SHARE)
 
 
 def _places(parts: Sequence[Tensor]) -> tuple[Any, Any]:

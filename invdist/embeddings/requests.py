@@ -1,8 +1,8 @@
 """What ranks that share memory ask of each other, with kernels (requests.c).
 
 Where ranks read each other's memory, a rank need not sum its gradients before it sends them: it shows them as they are,
-and its requests say which of them belong to which row. The owner sums them once. Requests of each rank come in order
-of row, so the owner merges them and sorts nothing.
+and its requests say which of them belong to which row. The owner sorts the requests of all ranks by row, and sums the
+gradients once: nobody sorts before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from invdist.runtime.native import compiled
 
 _SOURCE = Path(__file__).with_name("requests.c")
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_HEAD = 3  # HEAD in requests.c
+_HEAD = 2  # HEAD in requests.c
+_REPEATED = 2  # rows are repeated if there are so many occurrences of each, as a mean
 
 
 class Requests(NamedTuple):
@@ -39,54 +41,60 @@ class RequestKernels:
     """Keys are int64; see `RowLocator`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        def function(name: str, *arguments: Any, gives: Any = None) -> Any:
+            found = getattr(library, name)
+            found.argtypes, found.restype = arguments, gives
+            return found
+
         p, i = _POINTER, _INT
-        self._pack, self._merge = library.pack_requests, library.merge_requests
-        self._pack.argtypes, self._pack.restype = [p, p, p, p, p, i, i, i, p, p, p], None
-        self._merge.argtypes, self._merge.restype = [p, p, i, i, i, p, p, p, p, p], i
-        self._pack_deltas, self._join_deltas = library.pack_deltas, library.join_deltas
-        self._pack_deltas.argtypes, self._pack_deltas.restype = [p, p, i, p, i, p, p, p], None
-        self._join_deltas.argtypes, self._join_deltas.restype = [p, p, p, i, p, p, i, p], None
+        self._about_distinct = function("about_distinct", p, i, i, p, gives=ctypes.c_double)
+        self._pack = function("pack_requests", p, p, i, i, i, p, p, p)
+        self._join = function("join_requests", p, i, i, i, p, p)
+        self._answer_places = function("answer_places", p, i, i, p, i, p)
+        self._pack_deltas = function("pack_deltas", p, p, i, p, i, p, p, p)
+        self._join_deltas = function("join_deltas", p, p, p, i, p, i, p)
+
+    def repeat(self, keys: Tensor) -> bool:
+        """Whether about half of the keys or more are repetitions, without sorting them."""
+        bits = max(6, (4 * len(keys)).bit_length())
+        words = torch.zeros(1 << (bits - 6), dtype=torch.int64)
+        return 0 < _REPEATED * self._about_distinct(keys.data_ptr(), len(keys), bits, words.data_ptr()) <= len(keys)
 
     def pack(
-        self,
-        columns: Sequence[UniqueRows],
-        summed: Sequence[bool],
-        owners: int,
-        row_bits: int,
-        buffer: Callable[[int], Tensor],
+        self, keys: Sequence[Tensor], owners: int, row_bits: int, buffer: Callable[[int], Tensor]
     ) -> tuple[Tensor, list[int], list[list[int]]]:
         """The messages to all owners in memory of `buffer(words)`, their sizes, and the rows in them by group.
 
-        Of groups that are `summed`, gradients are shown summed by distinct row.
+        The keys of a group are those of its pieces or, if their gradients are shown summed, the distinct ones.
         """
-        groups = len(columns)
-        distinct = (_INT * groups)(*(len(column.rows) for column in columns))
-        occurrences = (_INT * groups)(*(len(column.order) for column in columns))
-        of_groups = zip(distinct, occurrences, summed, strict=True)
-        words = sum(2 * d + (d if s else o) for d, o, s in of_groups) + _HEAD * groups * owners
-        out, sizes, asked = buffer(words), (_INT * owners)(), (_INT * (owners * groups))()
-        starts = [None if s else column.starts for column, s in zip(columns, summed, strict=True)]
-        keys, order = [column.rows for column in columns], [column.order for column in columns]
-        lists = (_places(keys), _places(starts), _places(order), distinct, occurrences)
-        self._pack(*lists, groups, owners, row_bits, sizes, asked, out.data_ptr())
+        groups = len(keys)
+        counts = [len(of_group) for of_group in keys]
+        out, sizes, asked = (
+            buffer(2 * (sum(counts) + groups * owners) + 2),
+            (_INT * owners)(),
+            (_INT * (owners * groups))(),
+        )
+        self._pack(_places(keys), (_INT * groups)(*counts), groups, owners, row_bits, sizes, asked, out.data_ptr())
         return out, list(sizes), [asked[group::groups] for group in range(groups)]
 
-    def merge(self, messages: Sequence[Tensor], groups: int) -> list[Requests]:
+    def requests(self, messages: Sequence[Tensor], groups: int) -> list[Requests]:
         """What the messages of all ranks ask for, by group."""
-        ranks, head = len(messages), _HEAD * groups
-        heads = [message[:head].tolist() for message in messages]
-        sizes = (_INT * (head * ranks))(*(size for of_rank in heads for size in of_rank))
+        heads = [message[: _HEAD * groups].tolist() for message in messages]
         places, found = _places(messages), []
         for group in range(groups):
             received = [of_rank[_HEAD * group] for of_rank in heads]
-            n, rows = sum(received), sum(of_rank[_HEAD * group + 1] for of_rank in heads)
-            space = torch.empty(4 * n + rows + 2, dtype=torch.int64)
-            distinct, starts, row_starts, order, row_order = space.split([n, n, n, n + 1, rows + 1])
-            lists = [each.data_ptr() for each in (distinct, order, starts, row_order, row_starts)]
-            count = self._merge(places, sizes, ranks, groups, group, *lists)
-            unique = UniqueRows(distinct[:count], order[:n], starts[:count])
-            found.append(Requests(unique, UniqueRows(unique.rows, row_order[:rows], row_starts[:count]), received))
+            rows, gradients = torch.empty((2, sum(received)), dtype=torch.int64)
+            self._join(places, len(messages), groups, group, rows.data_ptr(), gradients.data_ptr())
+            unique = UniqueRows.of(rows)
+            shown = UniqueRows(unique.rows, gradients.index_select(0, unique.order), unique.starts)
+            found.append(Requests(unique, shown, received))
         return found
+
+    def answer_places(self, keys: Tensor, row_bits: int, asked: Sequence[int]) -> Tensor:
+        """The place of each of the keys that were packed, `asked` of each owner, in the answers to all of them."""
+        out, owners = torch.empty_like(keys), len(asked)
+        self._answer_places(keys.data_ptr(), len(keys), row_bits, (_INT * owners)(*asked), owners, out.data_ptr())
+        return out
 
     def pack_deltas(
         self, places: Tensor, received: Sequence[int], values: Tensor, index: Tensor, rows: Tensor
@@ -101,17 +109,20 @@ class RequestKernels:
         self._pack_deltas(*given, index.data_ptr(), rows.data_ptr(), sizes)
         return list(sizes)
 
-    def join_deltas(self, answers: Sequence[Tensor], rows: Sequence[int], asked: UniqueRows) -> Tensor:
-        """The place of each piece of a batch among the `rows` deltas of all owners, or -1, from their answers."""
-        owners, out = len(answers), torch.empty_like(asked.order)
-        sizes = (_INT * owners)(*(len(answer) for answer in answers)), (_INT * owners)(*rows)
-        segments = (asked.order.data_ptr(), asked.starts.data_ptr(), len(asked.order))
-        self._join_deltas(_places(answers), *sizes, owners, *segments, out.data_ptr())
+    def join_deltas(self, answers: Sequence[Tensor], rows: Sequence[int], place: Tensor) -> Tensor:
+        """The place of each piece of a batch among the `rows` deltas of all owners, or -1, from their answers.
+
+        `place` is where the answers, one after the other, have each piece.
+        """
+        owners, joined, out = len(answers), torch.cat(list(answers)), torch.empty_like(place)
+        edges = (_INT * (owners + 1))(*accumulate((len(answer) for answer in answers), initial=0))
+        given = (edges, (_INT * owners)(*rows), owners, place.data_ptr(), len(place), out.data_ptr())
+        self._join_deltas(joined.data_ptr(), *given)
         return out
 
 
-def _places(tensors: Sequence[Tensor | None]) -> Any:
-    return (_POINTER * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+def _places(tensors: Sequence[Tensor]) -> Any:
+    return (_POINTER * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 @cache

@@ -199,6 +199,11 @@ class UniqueRows:
             return self
         return UniqueRows(self.rows[:count], self.order, self.starts[:count])
 
+    @property
+    def repeats(self) -> bool:
+        """Whether there are at least two occurrences of a row, as a mean; unknown on a GPU."""
+        return self.count is None and 0 < 2 * len(self.rows) <= len(self.order)
+
     def below(self, edges: Tensor) -> Tensor:
         """How many distinct rows are smaller than each of `edges`."""
         found = torch.searchsorted(self.rows, edges)

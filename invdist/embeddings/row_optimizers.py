@@ -34,6 +34,8 @@ class RowOptimizer(Protocol):
     """State by name: `[local rows, ...]`."""
     steps: int
     """Updates so far, over all rows."""
+    pace: float
+    """What learning rates are multiplied by."""
 
     def update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
         """Moves `local_rows[rows]` against `gradient` (`[rows, width]`; rows are distinct)."""
@@ -44,12 +46,13 @@ class _Base:
     def __init__(self, local_rows: Tensor, *, gamma: float, weight_decay: float, eps: float) -> None:
         self.gamma, self.weight_decay, self.eps = gamma, weight_decay, eps
         self.state: dict[str, Tensor] = {}
-        self.steps = 0
+        self.steps, self.pace = 0, 1.0
 
     def _descend(self, local_rows: Tensor, rows: Tensor, direction: Tensor) -> None:
         """Weight decay, then `gamma` along `-direction`, on the touched rows."""
-        values = gather_rows(local_rows, rows).mul_(1 - self.gamma * self.weight_decay)
-        store_rows(local_rows, rows, values.sub_(direction, alpha=self.gamma))
+        gamma = self.gamma * self.pace
+        values = gather_rows(local_rows, rows).mul_(1 - gamma * self.weight_decay)
+        store_rows(local_rows, rows, values.sub_(direction, alpha=gamma))
 
 
 class Adam(_Base):
@@ -84,7 +87,7 @@ class Adam(_Base):
                     gradient,
                     (first, group.columns),
                     step=self.steps,
-                    gamma=group.gamma,
+                    gamma=group.gamma * self.pace,
                     betas=self.betas,
                     eps=group.eps,
                     weight_decay=self.weight_decay,
@@ -129,7 +132,7 @@ class Adam(_Base):
             fused=True,
             amsgrad=False,
             maximize=False,
-            lr=gamma,
+            lr=gamma * self.pace,
             beta1=self.betas[0],
             beta2=self.betas[1],
             eps=eps,
@@ -179,7 +182,7 @@ class NoOptimizer:
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
-        self.steps = 0
+        self.steps, self.pace = 0, 1.0
 
     def update(self, local_rows: Tensor, rows: Tensor, gradient: Tensor) -> None:
         raise AssertionError("these rows are frozen")

@@ -4,11 +4,7 @@ Gloo moves every message through TCP on the loopback interface: four copies and 
 its message into a shared buffer (`send_buffer`), or copies it there, and the receiver reads its parts in place (`use`),
 or copies them out. Gloo is used once, to find each other. A rank reads the tables of the others in place (`share`).
 
-Every rank has a *board*, a ring of one line per message:
-
-    number | buffer (file descriptor) | bytes of the buffer | where the part of each rank starts, and the end
-
-and a ring in which it notes the messages it has read. A rank that waits sleeps on a pipe, and is woken through it.
+A message is announced on the board of its rank (boards.py). Values to be summed that fit a line of it need no buffer.
 A buffer is used again when all others have read it. Buffers are anonymous (`memfd_create`) and are opened by the others
 through `/proc/PID/fd`, so nothing is left behind however a rank ends. Ranks must start the same collectives in the same
 order; they may wait for them in any order.
@@ -16,13 +12,10 @@ order; they may wait for them in any order.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
-import select
 import socket
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -33,22 +26,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from invdist.embeddings.boards import LINES, Boards, RankLost
 from invdist.embeddings.comm import Comm, Pending, T
-from invdist.embeddings.kernels import kernels
 from invdist.embeddings.shared_buffer import Buffer
+from invdist.runtime.process import give_back
 
-_LINES = 1024
-"""Messages that may be on their way at once."""
 _SMALLEST = 1 << 16
+_PIECE = 1 << 22
+"""Values that are copied at once where a table moves to shared memory."""
 _PREPARED = 16
 """Buffers that may be prepared at once."""
-_LOOKS_US, _NAP_MS, _CHECK_S = 300, 2, 0.5
-"""How long a rank looks before it sleeps, if each has a core; how long it sleeps if nobody wakes it; how often it
-checks that all ranks live."""
-
-
-class RankLost(RuntimeError):
-    """Another rank ended, or did not answer in time."""
 
 
 class SharedMemoryComm(Comm):
@@ -56,50 +43,30 @@ class SharedMemoryComm(Comm):
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, torch.device("cpu"))
-        self._timeout_s, self._number, self._kernels = timeout_s, 0, kernels()
-        self._looks_us = _LOOKS_US if self.size <= len(os.sched_getaffinity(0)) else 0
-        self._line = 3 + self.size + 1
-        self._board = Buffer.new((_LINES * (self._line + 1) + 1) * 8)
-        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
-        self._boards: list[np.ndarray] = []
-        self._done: list[np.ndarray] = []
-        self._asleep: list[np.ndarray] = []
-        self._pids: list[int] = []
-        self._wakes: list[int] = []
+        self.boards = Boards(self.rank, self.size, timeout_s)
+        """To be opened on every rank before the first message."""
+        self._number = 0
         self._opened: list[dict[int, Buffer]] = [{} for _ in range(self.size)]
         self._free: list[Buffer] = []
         self._prepared: dict[int, Buffer] = {}
         self._sent: dict[int, Buffer] = {}
         self._unread: dict[int, weakref.ref[_Arriving]] = {}
 
-    def address(self) -> tuple[int, int, int]:
-        """Where the others find the board of this rank, and the pipe that wakes it."""
-        return os.getpid(), self._board.fd, self._wake
-
-    def open_boards(self, addresses: Sequence[tuple[int, int, int]]) -> None:
-        """Opens the boards of all ranks. Raises `OSError` where that is not possible."""
-        for rank, (pid, fd, wake) in enumerate(addresses):
-            board = self._board if rank == self.rank else Buffer.open(pid, fd, self._board.size)
-            words = np.frombuffer(board.memory, np.int64)
-            self._opened[rank][fd] = board
-            self._boards.append(words[: _LINES * self._line].reshape(_LINES, self._line))
-            self._done.append(words[_LINES * self._line : -1])
-            self._asleep.append(words[-1:])
-            self._pids.append(pid)
-            self._wakes.append(os.open(f"/proc/{pid}/fd/{wake}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-
     def share(self, tensor: Tensor) -> list[Tensor] | None:
         """As `Comm.share`."""
         mine = Buffer.new(max(tensor.nbytes, 1))
-        mine.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.view(-1))
+        # Piece by piece: the peak of a rank is then its tables, and not twice that.
+        copy, given = mine.tensor(tensor.dtype, 0, tensor.numel()), tensor.view(-1)
+        for to, piece in zip(copy.split(_PIECE), given.split(_PIECE), strict=True):
+            to.copy_(piece)
+            give_back(piece)
+        mine.use_huge_pages(mine.size)
         said: list[Any] = [None] * self.size
         dist.all_gather_object(said, (mine.fd, mine.size, tuple(tensor.shape)), group=self.group)
         tensor.untyped_storage().resize_(0)
         shared = [
             Buffer.open(pid, fd, size).tensor(tensor.dtype, 0, math.prod(shape)).view(shape)
-            for pid, (fd, size, shape) in zip(self._pids, said, strict=True)
+            for pid, (fd, size, shape) in zip(self.boards.pids, said, strict=True)
         ]
         self.barrier()  # all have opened them: file descriptors are numbers that are used again
         os.close(mine.fd)
@@ -126,6 +93,9 @@ class SharedMemoryComm(Comm):
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         """As `Comm.all_reduce`; every rank sums in order of rank, so all have the same bits."""
+        if self.boards.is_small(tensor):
+            number = self._publish_small(tensor)
+            return self._arriving(number, lambda: [self._small_sum(number, tensor)])
         number = self._publish_to_all(tensor, tensor.nbytes * (self.size - 1))
         return self._arriving(number, lambda: [self._read_sum(number, tensor)])
 
@@ -138,9 +108,9 @@ class SharedMemoryComm(Comm):
         number, like = self._publish_to_all(tensor, read), tensor[:0]
 
         def see() -> list[Tensor]:
-            lines = [self._line_of(rank, number) for rank in range(self.size)]
+            lines = [self.boards.words(rank, number) for rank in range(self.size)]
             parts = [
-                self._open(rank, line).tensor(like.dtype, 0, int(line[-1]) // like.element_size())
+                self._open(rank, line).tensor(like.dtype, 0, line[-1] // like.element_size())
                 for rank, line in enumerate(lines)
             ]
             return [part.view(-1, *like.shape[1:]) for part in parts]
@@ -159,7 +129,7 @@ class SharedMemoryComm(Comm):
 
     def _read_old(self) -> None:
         """Reads what nobody waited for yet, before its line is used again."""
-        while self._unread and (number := next(iter(self._unread))) <= self._number - _LINES // 2:
+        while self._unread and (number := next(iter(self._unread))) <= self._number - LINES // 2:
             arriving = self._unread[number]()
             if arriving is not None:
                 arriving.wait()
@@ -168,37 +138,52 @@ class SharedMemoryComm(Comm):
 
     def _mark_read(self, number: int) -> None:
         self._unread.pop(number, None)
-        self._done[self.rank][number % _LINES] = number
+        self.boards.mark_read(number)
+
+    def _publish_small(self, tensor: Tensor) -> int:
+        """Enters a message that all others read and that fits its line. Gives its number."""
+        number = self._next()
+        self.boards.values(number, tensor)[self.rank][:] = tensor.detach().view(-1).numpy()
+        self._count(tensor.nbytes * (self.size - 1))
+        self.boards.enter(number)
+        return number
+
+    def _small_sum(self, number: int, tensor: Tensor) -> Tensor:
+        for rank in range(self.size):
+            self.boards.wait_for(rank, number)
+        total, *more = self.boards.values(number, tensor)
+        out = tensor.detach().view(-1).numpy()
+        for each in more:
+            total = np.add(total, each, out=out)
+        return tensor
+
+    def _next(self) -> int:
+        """The number of the next message, whose line nobody reads any more."""
+        number, self._number = self._number + 1, self._number + 1
+        self._read_old()
+        self.boards.clear(number)
+        return number
 
     def _publish(self, tensor: Tensor, edges: Sequence[int]) -> int:
         """Copies a message into a buffer and enters it on the board. Gives its number."""
-        number, self._number = self._number + 1, self._number + 1
-        self._read_old()
-        line = self._boards[self.rank][number % _LINES]
-        if line[0]:
-            self._wait(lambda: self._read_by_all(int(line[0])), int(line[0]))
+        number = self._next()
         buffer = self._prepared.pop(tensor.data_ptr(), None) if tensor.is_contiguous() else None
         if buffer is None:
             self._collect()
             buffer = self._buffer(edges[-1])
             if tensor.numel():
                 buffer.tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.detach().reshape(-1))
+        buffer.use_huge_pages(edges[-1])
         self._sent[number] = buffer
-        line[1], line[2] = buffer.fd, buffer.size
-        line[3:] = edges
-        line[0] = number  # last: who sees the number may read the rest
-        for rank, asleep in enumerate(self._asleep):
-            if asleep[0]:
-                with contextlib.suppress(OSError):  # full: it is awake; closed: it ended, and `_wait` finds out
-                    os.write(self._wakes[rank], b"x")
+        self.boards.enter(number, (buffer.fd, buffer.size, *edges))
         return number
 
     def _parts(self, number: int, send: Tensor, recv_rows: Sequence[int] | None, row_bytes: int) -> list[Tensor]:
         """What each rank sent to this one, in the memory of its message."""
         parts = []
         for rank in range(self.size):
-            line = self._line_of(rank, number)
-            start, stop = int(line[3 + self.rank]), int(line[4 + self.rank])
+            line = self.boards.words(rank, number)
+            start, stop = line[3 + self.rank], line[4 + self.rank]
             if recv_rows is not None and stop - start != recv_rows[rank] * row_bytes:
                 raise RankLost(
                     f"rank {rank} sent {stop - start} bytes where {recv_rows[rank] * row_bytes} were expected"
@@ -209,7 +194,7 @@ class SharedMemoryComm(Comm):
 
     def _read_sum(self, number: int, tensor: Tensor) -> Tensor:
         parts = [
-            self._open(rank, self._line_of(rank, number)).tensor(tensor.dtype, 0, tensor.numel())
+            self._open(rank, self.boards.words(rank, number)).tensor(tensor.dtype, 0, tensor.numel())
             for rank in range(self.size)
         ]
         total = parts[0].clone()
@@ -217,45 +202,9 @@ class SharedMemoryComm(Comm):
             total.add_(part)
         return tensor.copy_(total.view_as(tensor))
 
-    def _line_of(self, rank: int, number: int) -> np.ndarray:
-        line = self._boards[rank][number % _LINES]
-        if line[0] != number:
-            word, looks = line.ctypes.data, self._looks_us
-            if self._kernels is None or not looks or not self._kernels.wait_for(word, number, looks):
-                self._wait(lambda: bool(line[0] == number), number, rank)
-        return line
-
-    def _wait(self, ready: Callable[[], bool], number: int, rank: int | None = None) -> None:
-        """Sleeps until woken and `ready()`. Raises `RankLost` if a rank ended.
-
-        A wake-up may be missed: the other rank may see the flag before it is set. So the sleep is short.
-        """
-        if ready():
-            return
-        started = checked = time.monotonic()
-        asleep = self._asleep[self.rank]
-        asleep[0] = 1
-        while not ready():
-            if self._poll.poll(_NAP_MS):
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._woken, 4096)
-            now = time.monotonic()
-            if now - checked > _CHECK_S:
-                checked = now
-                gone = [r for r, pid in enumerate(self._pids) if not _lives(pid)]
-                if gone and not ready():
-                    raise RankLost(f"rank {gone[0]} ended while rank {self.rank} waited for message {number}")
-                if now - started > self._timeout_s:
-                    whom = "the others" if rank is None else f"rank {rank}"
-                    raise RankLost(f"rank {self.rank} waited {self._timeout_s:g} s for message {number} of {whom}")
-        asleep[0] = 0
-
-    def _read_by_all(self, number: int) -> bool:
-        return all(done[number % _LINES] >= number for done in self._done)
-
     def _collect(self) -> None:
         """Takes back the buffers that all ranks have read."""
-        for number in [number for number in self._sent if self._read_by_all(number)]:
+        for number in [number for number in self._sent if self.boards.read_by_all(number)]:
             self._free.append(self._sent.pop(number))
 
     def _buffer(self, size: int) -> Buffer:
@@ -268,11 +217,11 @@ class SharedMemoryComm(Comm):
         self._opened[self.rank][buffer.fd] = buffer
         return buffer
 
-    def _open(self, rank: int, line: np.ndarray) -> Buffer:
-        fd = int(line[1])
+    def _open(self, rank: int, line: Sequence[int]) -> Buffer:
+        fd = line[1]
         buffer = self._opened[rank].get(fd)
         if buffer is None:
-            buffer = self._opened[rank][fd] = Buffer.open(self._pids[rank], fd, int(line[2]))
+            buffer = self._opened[rank][fd] = Buffer.open(self.boards.pids[rank], fd, line[2])
         return buffer
 
 
@@ -297,14 +246,6 @@ class _Arriving(Pending):
         return found
 
 
-def _lives(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
 def connect(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> Comm:
     """The fastest `Comm` of a process group; every rank must call it.
 
@@ -317,11 +258,11 @@ def connect(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) ->
     able = platform.machine() == "x86_64" and hasattr(os, "memfd_create")
     comm = SharedMemoryComm(group, timeout_s) if able else None
     said: list[Any] = [None] * plain.size
-    dist.all_gather_object(said, (socket.gethostname(), comm.address() if comm else None), group=group)
+    dist.all_gather_object(said, (socket.gethostname(), comm.boards.address() if comm else None), group=group)
     opened = 0.0
     if comm is not None and len({host for host, _ in said}) == 1 and all(address for _, address in said):
         try:
-            comm.open_boards([address for _, address in said])
+            comm.boards.open([address for _, address in said])
             opened = 1.0
         except OSError:  # another container on the same host
             pass

@@ -1,12 +1,15 @@
 // What a training step computes from rows and logits: norms, losses, and GMF with its gradient and candidates, each in one
 // pass over memory. Called through kernels.py, which says what the arguments are; losses.py and gmf.py have the same in
 // torch operators. Rows are `width` floats side by side, users first.
+//
+// Work is divided among `threads` (parts.h). Sums over pairs are made of sums over blocks, in their order, whoever made
+// those: results are the same to the bit for any number of threads.
 
+#include <immintrin.h>
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-typedef int64_t i64;
+#include "parts.h"
 
 enum { AHEAD = 8, LINE = 64 };
 
@@ -14,7 +17,9 @@ static inline void prefetch(const float *row, i64 width) {
     for (i64 byte = 0; byte < width * 4; byte += LINE) __builtin_prefetch((const char *)row + byte);
 }
 
-enum { LANES = 16, BLOCK = 128 };
+enum { LANES = 16, BLOCK = 128, SQUARES = BLOCK * LANES, ROUND = 64 };  // sums of a round of blocks wait for each other
+
+static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
 
 static inline float total(float *lanes) {
     for (int half = LANES / 2; half; half /= 2)
@@ -22,17 +27,29 @@ static inline float total(float *lanes) {
     return lanes[0];
 }
 
+static float square_sum_of_block(const float *values, i64 n) {
+    float lanes[4 * LANES] = {0}, rest = 0;  // four vectors: the next addition need not wait for the last
+    i64 i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int l = 0; l < 4 * LANES; l++) lanes[l] = fmaf(values[i + l], values[i + l], lanes[l]);
+    for (; i < n; i++) rest += values[i] * values[i];
+    for (int v = 0; v < 4; v++) rest += total(lanes + v * LANES);
+    return rest;
+}
+
+static PART square_sums(const float *values, i64 n, i64 begin, i64 end, float *out) {
+    for (i64 b = begin; b < end; b++) out[b] = square_sum_of_block(values + b * SQUARES, least(SQUARES, n - b * SQUARES));
+    return -1;
+}
+
 // The sum of squares, in float32 within blocks and in float64 over them.
-double square_sum(const float *values, i64 n) {
+double square_sum(const float *values, i64 n, int threads) {
     double sum = 0;
-    for (i64 begin = 0; begin < n; begin += BLOCK * LANES) {
-        i64 end = begin + BLOCK * LANES < n ? begin + BLOCK * LANES : n, i = begin;
-        float lanes[4 * LANES] = {0}, rest = 0;  // four vectors: the next addition need not wait for the last
-        for (; i + 4 * LANES <= end; i += 4 * LANES)
-            for (int l = 0; l < 4 * LANES; l++) lanes[l] = fmaf(values[i + l], values[i + l], lanes[l]);
-        for (; i < end; i++) rest += values[i] * values[i];
-        for (int v = 0; v < 4; v++) rest += total(lanes + v * LANES);
-        sum += rest;
+    for (i64 first = 0; first < n; first += 16 * ROUND * SQUARES) {
+        float found[16 * ROUND];
+        const i64 some = least(16 * ROUND * SQUARES, n - first), blocks = (some + SQUARES - 1) / SQUARES;
+        IN_PARTS(blocks, square_sums(values + first, some, begin, end, found));
+        for (i64 b = 0; b < blocks; b++) sum += found[b];
     }
     return sum;
 }
@@ -85,12 +102,16 @@ static inline void dual_losses(const float *logit, i64 some, double *losses, dou
     memcpy(slopes, found[3], bytes);
 }
 
-// The same of n logits: `out` gets n losses, then n of each of w1, w0 and the slope.
-void dual_loss(const float *logit, i64 n, double *out) {
+static PART dual_loss_part(const float *logit, i64 n, i64 begin, i64 end, double *out) {
     double *w1 = out + n, *w0 = w1 + n, *slope = w0 + n;
-    i64 i = 0;
-    for (; i + LANES <= n; i += LANES) dual_losses(logit + i, LANES, out + i, w1 + i, w0 + i, slope + i);
-    dual_losses(logit + i, n - i, out + i, w1 + i, w0 + i, slope + i);
+    for (i64 i = begin; i < end; i += LANES)
+        dual_losses(logit + i, least(LANES, end - i), out + i, w1 + i, w0 + i, slope + i);
+    return -1;
+}
+
+// The same of n logits: `out` gets n losses, then n of each of w1, w0 and the slope.
+void dual_loss(const float *logit, i64 n, double *out, int threads) {
+    IN_PARTS(n, dual_loss_part(logit, n, begin, end, out));
 }
 
 // The log-loss of logits s, as in torch: (1 - label) * s + max(-s, 0) + log(1 + exp(-|s|)), so a logit that is not finite
@@ -126,16 +147,21 @@ static inline void log_losses(const float *logit, const float *labels, i64 some,
     if (slopes) memcpy(slopes, slope, some * sizeof *slopes);
 }
 
-// The log-loss of each of n logits (`out`), and the slopes after them.
-void log_loss(const float *logit, const float *label, i64 n, float *out) {
-    i64 i = 0;
-    for (; i + LANES <= n; i += LANES) log_losses(logit + i, label + i, LANES, out + i, out + n + i);
-    log_losses(logit + i, label + i, n - i, out + i, out + n + i);
+static PART log_loss_part(const float *logit, const float *label, i64 n, i64 begin, i64 end, float *out) {
+    i64 i = begin;
+    for (; i + LANES <= end; i += LANES) log_losses(logit + i, label + i, LANES, out + i, out + n + i);
+    log_losses(logit + i, label + i, end - i, out + i, out + n + i);
+    return -1;
 }
 
-// The sums over n pairs, in float64, of the log-loss of each row of logits `[count, n]`.
-void log_loss_sums(const float *logits, const float *label, i64 count, i64 n, double *out) {
-    for (i64 row = 0; row < count; row++, logits += n) {
+// The log-loss of each of n logits (`out`), and the slopes after them.
+void log_loss(const float *logit, const float *label, i64 n, float *out, int threads) {
+    IN_PARTS(n, log_loss_part(logit, label, n, begin, end, out));
+}
+
+static PART log_loss_sums_part(const float *logits, const float *label, i64 n, i64 begin, i64 end, double *out) {
+    logits += begin * n;
+    for (i64 row = begin; row < end; row++, logits += n) {
         double sums[LANES] = {0}, sum = 0;
         float loss[LANES];
         i64 i = 0;
@@ -148,37 +174,92 @@ void log_loss_sums(const float *logits, const float *label, i64 count, i64 n, do
         for (int l = 0; l < LANES; l++) sum += sums[l];
         out[row] = sum;
     }
+    return -1;
+}
+
+// The sums over n pairs, in float64, of the log-loss of each row of logits `[count, n]`.
+void log_loss_sums(const float *logits, const float *label, i64 count, i64 n, double *out, int threads) {
+    IN_PARTS(count, log_loss_sums_part(logits, label, n, begin, end, out));
+}
+
+static PART sign_step_part(float *values, i64 begin, i64 end, float alpha, float eps) {
+    for (i64 i = begin; i < end; i++) values[i] = alpha * (values[i] / (fabsf(values[i]) + eps));
+    return -1;
 }
 
 // values = alpha * values / (|values| + eps)
-void sign_step(float *values, i64 n, float alpha, float eps) {
-    for (i64 i = 0; i < n; i++) values[i] = alpha * (values[i] / (fabsf(values[i]) + eps));
+void sign_step(float *values, i64 n, float alpha, float eps, int threads) {
+    IN_PARTS(n, sign_step_part(values, begin, end, alpha, eps));
+}
+
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef float Half __attribute__((vector_size(LANES / 2 * sizeof(float))));
+
+static inline Lanes load(const float *from, i64 some) {
+    Lanes lanes = {0};
+    if (some >= LANES) memcpy(&lanes, from, sizeof lanes);
+    else memcpy(&lanes, from, some * sizeof *from);
+    return lanes;
+}
+
+// The upper half of the lanes added to the lower one, twice: four are left.
+static inline __m128 folded(Lanes lanes) {
+    Half half[2];
+    __m128 quarter[2];
+    memcpy(half, &lanes, sizeof lanes);
+    half[0] += half[1];
+    memcpy(quarter, half, sizeof quarter);
+    return _mm_add_ps(quarter[0], quarter[1]);
+}
+
+// `total` of four at once, with the same additions.
+static inline __m128 totals(Lanes a, Lanes b, Lanes c, Lanes d) {
+    __m128 x = folded(a), y = folded(b), z = folded(c), t = folded(d);
+    __m128 xy = _mm_add_ps(_mm_movelh_ps(x, y), _mm_movehl_ps(y, x));
+    __m128 zt = _mm_add_ps(_mm_movelh_ps(z, t), _mm_movehl_ps(t, z));
+    return _mm_add_ps(_mm_shuffle_ps(xy, zt, 0x88), _mm_shuffle_ps(xy, zt, 0xdd));
+}
+
+// What whole vectors of a pair add to its logit, by lane.
+static inline Lanes products(const float *u, const float *v, const float *w, i64 k) {
+    Lanes sum = {0};
+    for (i64 c = 0; c + LANES <= k; c += LANES) sum += load(w + c, LANES) * load(u + c, LANES) * load(v + c, LANES);
+    return sum;
+}
+
+static PART gmf_logits_part(const float *user, const float *item, i64 begin, i64 end, i64 width, i64 k, i64 bias,
+                            const float *w, const float *b, float *out) {
+    for (i64 first = begin; first < end; first += 4) {
+        const i64 some = least(4, end - first);
+        Lanes lanes[4] = {0};
+        float sums[4];
+        for (i64 i = 0; i < some; i++)
+            lanes[i] = products(user + (first + i) * width, item + (first + i) * width, w, k);
+        _mm_storeu_ps(sums, totals(lanes[0], lanes[1], lanes[2], lanes[3]));
+        for (i64 i = 0; i < some; i++) {
+            const float *u = user + (first + i) * width, *v = item + (first + i) * width;
+            float rest = bias ? *b + u[k] + v[k] : *b;
+            for (i64 c = k / LANES * LANES; c < k; c++) rest += w[c] * u[c] * v[c];
+            out[first + i] = sums[i] + rest;
+        }
+    }
+    return -1;
 }
 
 // GMF: out = w . (user * item) + b, and with `bias` the column after the first k of both rows.
 void gmf_logits(const float *user, const float *item, i64 n, i64 width, i64 k, i64 bias, const float *w,
-                const float *b, float *out) {
-    for (i64 i = 0; i < n; i++) {
-        const float *u = user + i * width, *v = item + i * width;
-        float lanes[LANES] = {0}, rest = bias ? *b + u[k] + v[k] : *b;
-        i64 c = 0;
-        for (; c + LANES <= k; c += LANES)
-            for (int l = 0; l < LANES; l++) lanes[l] += w[c + l] * u[c + l] * v[c + l];
-        for (; c < k; c++) rest += w[c] * u[c] * v[c];
-        out[i] = total(lanes) + rest;
-    }
+                const float *b, float *out, int threads) {
+    IN_PARTS(n, gmf_logits_part(user, item, begin, end, width, k, bias, w, b, out));
 }
 
-// Its gradient, given that of the logits: of users and items (`rows`, users first), and of w and b (`dense`, k + 1).
-void gmf_gradient(const float *user, const float *item, i64 n, i64 width, i64 k, i64 bias, const float *w,
-                  const float *logit, float *restrict rows, float *restrict dense) {
-    double sums[k + 1];
-    float of_block[k + 1];
-    memset(sums, 0, sizeof sums);
-    for (i64 begin = 0; begin < n; begin += BLOCK) {
-        i64 end = begin + BLOCK < n ? begin + BLOCK : n;
-        memset(of_block, 0, sizeof of_block);
-        for (i64 i = begin; i < end; i++) {
+// That of the rows of some blocks of pairs from `first` on, and sums for w and b, k + 1 for each block.
+static PART gmf_gradient_part(const float *user, const float *item, i64 n, i64 width, i64 k, i64 bias, const float *w,
+                              const float *logit, i64 first, i64 begin, i64 end, float *restrict rows,
+                              float *restrict sums) {
+    for (i64 b = begin; b < end; b++) {
+        float *restrict of_block = sums + b * (k + 1);
+        memset(of_block, 0, (k + 1) * sizeof *of_block);
+        for (i64 i = first + b * BLOCK; i < least(first + (b + 1) * BLOCK, n); i++) {
             const float *u = user + i * width, *v = item + i * width;
             float *restrict du = rows + i * width, *restrict dv = rows + (n + i) * width, g = logit[i];
             for (i64 c = 0; c < k; c++) {
@@ -189,54 +270,64 @@ void gmf_gradient(const float *user, const float *item, i64 n, i64 width, i64 k,
             for (i64 c = k; c < width; c++) du[c] = dv[c] = bias && c == k ? g : 0;
             of_block[k] += g;
         }
-        for (i64 c = 0; c <= k; c++) sums[c] += of_block[c];
+    }
+    return -1;
+}
+
+// Its gradient, given that of the logits: of users and items (`rows`, users first), and of w and b (`dense`, k + 1).
+void gmf_gradient(const float *user, const float *item, i64 n, i64 width, i64 k, i64 bias, const float *w,
+                  const float *logit, float *rows, float *dense, int threads) {
+    double sums[k + 1];
+    float of_blocks[least(ROUND, (n + BLOCK - 1) / BLOCK + 1)][k + 1];
+    memset(sums, 0, sizeof sums);
+    for (i64 first = 0; first < n; first += ROUND * BLOCK) {
+        const i64 blocks = (least(ROUND * BLOCK, n - first) + BLOCK - 1) / BLOCK;
+        IN_PARTS(blocks, gmf_gradient_part(user, item, n, width, k, bias, w, logit, first, begin, end, rows, *of_blocks));
+        for (i64 b = 0; b < blocks; b++)
+            for (i64 c = 0; c <= k; c++) sums[c] += of_blocks[b][c];
     }
     for (i64 c = 0; c <= k; c++) dense[c] = (float)sums[c];
 }
 
-// The coefficients of one pair in gmf_candidates, from `lanes` columns.
-static inline __attribute__((always_inline)) void add_terms(int lanes, int touched, const float *u, const float *v,
-                                                            const float *du, const float *dv, const float *w,
-                                                            const float *dw, float a[4][LANES]) {
-    for (int l = 0; l < lanes; l++) {
-        float product = u[l] * v[l];
-        a[0][l] += w[l] * product;
-        a[1][l] += dw[l] * product;
-    }
-    if (!touched) return;
-    for (int l = 0; l < lanes; l++) {
-        float first = du[l] * v[l] + u[l] * dv[l], second = du[l] * dv[l];
-        a[1][l] += w[l] * first;
-        a[2][l] += w[l] * second + dw[l] * first;
-        a[3][l] += dw[l] * second;
-    }
-}
-
-// GMF at theta + c * step for each candidate c: a polynomial of degree 3 in c, whose coefficients are found once. The
-// step of row i of `rows` (users first) is deltas[index[i]], or nothing if that is -1; w and dw end with the bias.
-void gmf_candidates(const float *rows, const i64 *index, const float *deltas, i64 n, i64 width, i64 k, i64 bias,
-                    const float *w, const float *dw, const double *candidates, i64 count, float *out) {
+static PART gmf_candidates_part(const float *rows, const i64 *index, const float *deltas, i64 n, i64 begin, i64 end,
+                                i64 width, i64 k, i64 bias, const float *w, const float *dw, const double *candidates,
+                                i64 count, float *out) {
     float none[width];
     memset(none, 0, sizeof none);
-    for (i64 i = 0; i < n; i++) {
+    for (i64 i = begin; i < end; i++) {
+        // Half of the rows or so are touched, in no order: no branch asks which.
+        i64 next = i + AHEAD < end ? i + AHEAD : i;
+        prefetch(index[next] >= 0 ? deltas + index[next] * width : none, k);
+        prefetch(index[n + next] >= 0 ? deltas + index[n + next] * width : none, k);
         const float *u = rows + i * width, *v = rows + (n + i) * width;
-        int touched = index[i] >= 0 || index[n + i] >= 0;
         const float *du = index[i] >= 0 ? deltas + index[i] * width : none;
         const float *dv = index[n + i] >= 0 ? deltas + index[n + i] * width : none;
-        if (i + AHEAD < n) {
-            if (index[i + AHEAD] >= 0) prefetch(deltas + index[i + AHEAD] * width, k);
-            if (index[n + i + AHEAD] >= 0) prefetch(deltas + index[n + i + AHEAD] * width, k);
+        Lanes a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0};
+        for (i64 c = 0; c < k; c += LANES) {
+            Lanes U = load(u + c, k - c), V = load(v + c, k - c), dU = load(du + c, k - c), dV = load(dv + c, k - c);
+            Lanes W = load(w + c, k - c), dW = load(dw + c, k - c);
+            Lanes product = U * V, first = dU * V + U * dV, second = dU * dV;
+            a0 += W * product;
+            a1 += dW * product;
+            a1 += W * first;
+            a2 += W * second + dW * first;
+            a3 += dW * second;
         }
-        float a[4][LANES] = {{0}};
-        i64 c = 0;
-        for (; c + LANES <= k; c += LANES) add_terms(LANES, touched, u + c, v + c, du + c, dv + c, w + c, dw + c, a);
-        if (c < k) add_terms((int)(k - c), touched, u + c, v + c, du + c, dv + c, w + c, dw + c, a);
-        float s0 = total(a[0]) + w[k], s1 = total(a[1]) + dw[k], s2 = 0, s3 = 0;
-        if (touched) s2 = total(a[2]), s3 = total(a[3]);
+        float sums[4];
+        _mm_storeu_ps(sums, totals(a0, a1, a2, a3));
+        float s0 = sums[0] + w[k], s1 = sums[1] + dw[k], s2 = sums[2], s3 = sums[3];
         if (bias) s0 += u[k] + v[k], s1 += du[k] + dv[k];
         for (i64 j = 0; j < count; j++) {
             float x = (float)candidates[j];  // at 0 a step that is not finite changes nothing
             out[j * n + i] = x == 0 ? s0 : s0 + x * (s1 + x * (s2 + x * s3));
         }
     }
+    return -1;
+}
+
+// GMF at theta + c * step for each candidate c: a polynomial of degree 3 in c, whose coefficients are found once. The
+// step of row i of `rows` (users first) is deltas[index[i]], or nothing if that is -1; w and dw end with the bias.
+void gmf_candidates(const float *rows, const i64 *index, const float *deltas, i64 n, i64 width, i64 k, i64 bias,
+                    const float *w, const float *dw, const double *candidates, i64 count, float *out, int threads) {
+    IN_PARTS(n, gmf_candidates_part(rows, index, deltas, n, begin, end, width, k, bias, w, dw, candidates, count, out));
 }

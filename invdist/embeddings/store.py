@@ -106,9 +106,12 @@ class EmbeddingStore:
         """Records from now on which local rows change."""
         self.changed = torch.zeros(len(self.local_rows), dtype=torch.bool, device=self.local_rows.device)
 
-    def exchange(self, groups: Sequence[Pairs]) -> Exchange:
-        """Starts to find the owners of all rows that `groups` of pairs name."""
-        return Exchange(self._locate, self.comm, groups, sums=self._bf16)
+    def exchange(self, groups: Sequence[Pairs], *, distinct: bool = False) -> Exchange:
+        """Starts to find the owners of all rows that `groups` of pairs name.
+
+        `distinct`: `pull` may be asked for the distinct rows of a group.
+        """
+        return Exchange(self._locate, self.comm, groups, sums=self._bf16, exact=distinct)
 
     @torch.no_grad()
     def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
@@ -120,7 +123,7 @@ class EmbeddingStore:
         routes = exchange.finish().routes
         for group in distinct:
             routes[group].distinct = self._repeats(routes[group])
-        if routes[0].asked is None:
+        if routes[0].local:
             return [
                 self._whole(gather_rows(self.local_rows, r.unique.rows if r.distinct else _present(r.held)))
                 for r in routes
@@ -157,10 +160,8 @@ class EmbeddingStore:
 
     def _repeats(self, route: Route) -> bool:
         """Whether rows repeat so often in a group that it is worth to have each once."""
-        if route.copies is not None or not self._whole_rows:
-            return False
-        pieces = route.pieces
-        return pieces.count is None and 0 < 2 * len(pieces.rows) <= len(pieces.order)
+        sorted_here = route.shown is None or route.asked is not None
+        return route.copies is None and self._whole_rows and sorted_here and route.pieces.repeats
 
     def _pieces(self, parts: Sequence[Tensor], route: Route) -> Tensor:
         """The pieces of a batch from the answer of their owners, and those that this rank has."""
@@ -228,7 +229,7 @@ class EmbeddingStore:
     @torch.no_grad()
     def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
         """What `update` would add to the rows of a group, `[2n, columns]`."""
-        if route.asked is None:
+        if route.local:
             own = route.unique if route.copies is None else route.copies.rows
             deltas = Deltas(update.values, update.unique.places_of(own))
             return deltas if self._whole_rows else _each(self._whole(deltas.dense()))

@@ -88,7 +88,7 @@ class InverseGradient:
             loss_U, annotation = inverse_dual_loss(model.logits(rows_U, route_U))
             g, _ = model.gradient(loss_U.sum(), len(loss_U), rows_U, route_U)
             square_g = self._square(g)
-            D = g.map(lambda value: direct_step(value, self.alpha, self.inner))
+            D = g.map(lambda value: direct_step(value, self.alpha * model.pace, self.inner))
 
         # 2. and 3. The loss of every candidate theta + c*D; one all-reduce sums them over the global V.
         with watch("candidates"):
@@ -153,7 +153,8 @@ class InverseGradient:
         C = len(self.candidates)
         losses, (pairs_V, pairs_U, annotated, direct, test) = figures[:C].tolist(), figures[C : C + 5].tolist()
         if self.model.comm.size > 1:
-            self._check_agreement(figures[C + 5 :: 2], figures[C + 6 :: 2])
+            of_ranks = figures[C + 5 :].tolist()
+            self._check_agreement(of_ranks[::2], of_ranks[1::2])
         if not any(map(math.isfinite, losses)):
             raise TrainingDiverged("the training-test loss is not finite at any candidate, not even at pass")
         return {
@@ -171,11 +172,11 @@ class InverseGradient:
         dense = row_moves.square_sum(gradient.dense) / self.model.comm.size
         return self.model.rows.square_share(gradient.rows) + dense
 
-    def _check_agreement(self, chosen: np.ndarray, checksums: np.ndarray) -> None:
+    def _check_agreement(self, chosen: Sequence[float], checksums: Sequence[float]) -> None:
         for what, values in (("direction", chosen), ("dense weights", checksums)):
-            odd = np.flatnonzero(values != values[0]).tolist()
+            odd = [rank for rank, value in enumerate(values) if value != values[0]]
             if odd:
-                seen = ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(values.tolist()))
+                seen = ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(values))
                 raise RanksDisagree(
                     f"ranks {odd} differ from rank 0 in their {what} at the last step ({seen}): "
                     "the run is stopped; resume from the last checkpoint and check the hardware of those ranks"

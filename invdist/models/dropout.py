@@ -18,10 +18,15 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` with each value dropped with probability `p`, and the others scaled to keep the mean."""
-        if not self.training or not self._dropped:
-            return x
         if x.device.type != "cpu":
-            return torch.dropout(x, self.p, True)
+            return torch.dropout(x, self.p, self.training)
+        mask = self.mask(x)
+        return x if mask is None else x * mask
+
+    def mask(self, x: Tensor) -> Tensor | None:
+        """What `forward` multiplies an `x` on the CPU by; None: nothing."""
+        if not self.training or not self._dropped:
+            return None
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
         kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= self._dropped - _LEVELS // 2
-        return x * kept.to(x.dtype).mul_(_LEVELS / (_LEVELS - self._dropped))
+        return kept.to(x.dtype).mul_(_LEVELS / (_LEVELS - self._dropped))

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ SWITCH = "INVDIST_KERNELS"
 """The environment variable that turns compiled code off: `INVDIST_KERNELS=torch`."""
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _BUILD_S = 120.0
+_THREADS = "-fopenmp"
+_HEADER = Path(__file__).with_name("parts.h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +44,41 @@ def compiled(source: Path) -> Native:
     if compiler is None:
         return Native(None, "torch operators, which are slower: no C compiler was found (cc, gcc or clang)")
     try:
-        library = _cache_folder() / f"{source.stem}-{_key(source, compiler)}.so"
-        if library.exists():
-            return Native(ctypes.CDLL(str(library)), f"compiled kernels ({library})")
-        started = time.perf_counter()
-        _compile(source, compiler, library)
-        seconds = time.perf_counter() - started
-        return Native(ctypes.CDLL(str(library)), f"compiled kernels, built in {seconds:.1f} s ({library})")
+        return _load(source, compiler, (*_FLAGS, _THREADS), "compiled kernels")
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        pass  # no compiler at all, or one whose OpenMP is not the one of torch
+    try:
+        return _load(source, compiler, _FLAGS, "compiled kernels with one thread")
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         return Native(None, f"torch operators, which are slower: {compiler} failed ({reason[-1] if reason else error})")
 
 
-def _compile(source: Path, compiler: str, library: Path) -> None:
-    """Processes that start together may all compile; each puts a whole file in place."""
+def _load(source: Path, compiler: str, flags: Sequence[str], kind: str) -> Native:
+    library = _cache_folder() / f"{source.stem}-{_key(source, compiler, flags)}.so"
+    if library.exists():
+        return Native(ctypes.CDLL(str(library)), f"{kind} ({library})")
+    started = time.perf_counter()
+    _compile(source, compiler, flags, library)
+    seconds = time.perf_counter() - started
+    return Native(ctypes.CDLL(str(library)), f"{kind}, built in {seconds:.1f} s ({library})")
+
+
+def _compile(source: Path, compiler: str, flags: Sequence[str], library: Path) -> None:
+    """Processes that start together may all compile; each puts a whole file in place.
+
+    Linked without OpenMP: the library then uses what this process has loaded with torch. With its own it would have its
+    own team of threads beside that of torch, and each waits for work without giving up its core.
+    """
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        built = Path(folder) / library.name
-        command = [*shlex.split(compiler), *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(built), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_S)
+        built, compile_command = Path(folder) / library.name, shlex.split(compiler)
+        steps = (
+            [*flags, "-fPIC", f"-I{_HEADER.parent}", "-c", str(source), "-o", f"{built}.o"],
+            ["-shared", f"{built}.o", "-o", str(built), "-lm"],
+        )
+        for arguments in steps:
+            command = [*compile_command, *arguments]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_S)
         os.replace(built, library)
 
 
@@ -71,10 +91,11 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _key(source: Path, compiler: str) -> str:
+def _key(source: Path, compiler: str, flags: Sequence[str]) -> str:
     """Differs wherever the library would: home folders are shared by machines with other processors."""
-    flags = [
+    files = [source, _HEADER, *sorted(source.parent.glob("*.h"))]
+    processor = [
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "model name"))
     ]
-    said = [source.read_text(), compiler, *_FLAGS, *flags[:2]]
+    said = [*(file.read_text() for file in files), compiler, *flags, *processor[:2]]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]

@@ -14,8 +14,10 @@ import torch.distributed as dist
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 _NEVER = 2**31 - 1
-_MADV_HUGEPAGE = 14  # from <sys/mman.h>
-_PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
+_MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_COLLAPSE = 4, 14, 25  # from <sys/mman.h>
+_PAGE = mmap.PAGESIZE
+HUGE_PAGE = 2 << 20
+"""Bytes of a large page of memory on x86-64."""
 
 
 def configure_process(threads: int) -> None:
@@ -56,12 +58,33 @@ def use_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     The rows of a step are spread over a large table, and most of its time goes into finding their pages: with huge
     ones, Adam on 2,048 of 20 M rows takes half the time. Where the system has none to give, nothing changes.
     """
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if tensor.device.type == "cpu" and madvise is not None and tensor.nbytes >= _HUGE_PAGE:
-        first = -(-tensor.data_ptr() // _PAGE) * _PAGE
-        length = (tensor.data_ptr() + tensor.nbytes - first) // _PAGE * _PAGE
-        madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)
+    if tensor.device.type == "cpu" and tensor.nbytes >= HUGE_PAGE:
+        _advise(tensor, _MADV_HUGEPAGE)
     return tensor
+
+
+def collapse(tensor: torch.Tensor) -> None:
+    """Moves written memory of a tensor on the CPU into huge pages, also shared memory, which gets none by default.
+
+    Nothing changes where the system cannot (Linux before 6.1), or for what is left of the last page.
+    """
+    if tensor.nbytes >= HUGE_PAGE:
+        _advise(tensor, _MADV_COLLAPSE)
+
+
+def give_back(tensor: torch.Tensor) -> None:
+    """Returns the memory of a contiguous tensor on the CPU to the system, page by page; its values are lost."""
+    if not tensor.is_shared():
+        _advise(tensor, _MADV_DONTNEED)
+
+
+def _advise(tensor: torch.Tensor, advice: int) -> None:
+    """Tells the system something about the whole pages of a tensor's memory."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    first = -(-tensor.data_ptr() // _PAGE) * _PAGE
+    length = (tensor.data_ptr() + tensor.nbytes - first) // _PAGE * _PAGE
+    if madvise is not None and length > 0:
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), advice)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.schema import TRAINING_LABELED
 from invdist.models.build import build_backbone
-from invdist.training.second_rank import StepCost, own_cores
+from invdist.training.second_rank import StepCost, own_cores, threads_pay
 
 _Number = TypeVar("_Number", int, float)
 
@@ -35,8 +35,10 @@ def suited(config: Config, dataset: Dataset) -> Config:
         suited.data.batch_size = max(min(size, rows["train"] // _STEPS_PER_EPOCH), least)
     if ray.workers == "auto":
         cores, gpus = own_cores(), 0 if ray.device == "cpu" else torch.cuda.device_count()
-        ray.workers = min(gpus, suited.data.batch_size) or cost_of(suited).best_ranks(suited.data.batch_size, cores)
-        if ray.workers == 1 and not gpus:
+        cost, batch = cost_of(suited), suited.data.batch_size
+        # On two cores two threads were never slower than two workers; with more, nobody has measured it.
+        ray.workers = min(gpus, batch) or cost.best_ranks(batch, cores if cores > 2 else 1)
+        if ray.workers == 1 and not gpus and threads_pay(cost, batch):
             ray.cpus_per_worker = max(ray.cpus_per_worker, float(cores))
     if suited.optimizer.gamma == "auto":
         suited.optimizer.gamma = _GAMMA * (suited.data.batch_size / _GAMMA_BATCH) ** 0.5

@@ -69,12 +69,14 @@ class RunTotals:
     loss: float | None = None
     """Mean training loss of the last epoch."""
 
-    def add_epoch(self, epoch: int, totals: EpochTotals, metric: float) -> bool:
-        """Adds a finished epoch; True if its metric is the best so far."""
+    def add_epoch(self, epoch: int, totals: EpochTotals, metric: float | None) -> bool:
+        """Adds a finished epoch; True if its metric is the best so far. None: it is not one to choose from."""
         self.rows += totals.rows
         self.seconds += totals.seconds
         _add(self.directions, totals.directions)
         self.loss = totals.mean_loss
+        if metric is None:
+            return False
         improved = self.best is None or metric > self.best
         if improved:
             self.best, self.best_epoch, self.stale = metric, epoch, 0

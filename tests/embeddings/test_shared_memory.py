@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from invdist.embeddings import shared_memory
+from invdist.embeddings import boards, shared_memory
+from invdist.embeddings.boards import RankLost
 from invdist.embeddings.comm import Comm
 from invdist.embeddings.locate import Pairs
-from invdist.embeddings.shared_memory import RankLost, SharedMemoryComm, connect
+from invdist.embeddings.shared_memory import SharedMemoryComm, connect
 from invdist.models.build import ModelSpec, build_recommender
 from tests.distributed import run_ranks
 
@@ -65,7 +66,7 @@ def _unread(rank: int, ranks: int) -> list[float]:
     comm = connect()
     kept = comm.all_reduce(torch.tensor([1.0 + rank]))
     comm.all_reduce(torch.tensor([5.0]))  # dropped
-    for _ in range(2 * shared_memory._LINES):
+    for _ in range(2 * boards.LINES):
         comm.all_reduce(torch.ones(3)).wait()
     return kept.wait().tolist()
 
@@ -134,7 +135,7 @@ def _wait_for_the_dead(rank: int, ranks: int) -> str:
     os.waitpid(child, 0)
     if rank == 1:
         return ""  # sends nothing, like a rank that was killed
-    comm._pids[1] = child
+    comm.boards.pids[1] = child
     started = time.monotonic()
     try:
         comm.barrier()

@@ -40,6 +40,8 @@ class Batch:
     global_rows: int
     """Labeled rows of the step over all ranks."""
     step: int
+    replayed: torch.Tensor | None = None
+    """float32 [n]: 1 for labels of earlier days that train again (`REPLAYED`), else 0; None: there are none."""
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
@@ -47,7 +49,7 @@ class Batch:
             return self
         moved = {
             name: None if (value := getattr(self, name)) is None else value.to(device, non_blocking=True)
-            for name in ("user", "item", "label", "unlabeled_user", "unlabeled_item")
+            for name in ("user", "item", "label", "unlabeled_user", "unlabeled_item", "replayed")
         }
         return replace(self, **moved)
 
@@ -113,6 +115,7 @@ class Stream:
     def _batches(self, part: dict[str, np.ndarray], steps: range, start_step: int) -> Iterator[Batch]:
         k = self.spec.unlabeled_per_row
         user, item, label = (self._tensor(part[name]) for name in ("user", "item", "label"))
+        replayed = self._tensor(part["replayed"]) if "replayed" in part else None
         unlabeled = [self._tensor(part[name]) for name in ("unlabeled_user", "unlabeled_item")] if k else None
         at = 0
         for step in steps:
@@ -128,11 +131,12 @@ class Stream:
                     unlabeled[1][at * k : end * k] if unlabeled else None,
                     rows,
                     step,
+                    None if replayed is None else replayed[at:end],
                 )
             at = end
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        """A column of a block: labels (int8) as float32, ids as int64."""
+        """A column of a block: labels and marks (int8) as float32, ids as int64."""
         # astype copies: memory shared by Ray's object store is read-only, and torch would warn.
         tensor = torch.from_numpy(values.astype(np.float32 if values.dtype == np.int8 else np.int64))
         # Batches are slices of it: pinned once per block.

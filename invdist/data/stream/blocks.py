@@ -108,7 +108,9 @@ class BlockMaker:
         return (window * stripes + inside // self._block_rows // self.stripe) % self.readers
 
     def part(self, epoch: int, block: int, rank: int, world_size: int) -> dict[str, np.ndarray]:
-        """A rank's rows of a block: `user`, `item`, `label`, and `unlabeled_user`, `unlabeled_item` if asked for."""
+        """A rank's rows of a block: `user`, `item`, `label`, `replayed` if the data set has it, and `unlabeled_user`,
+        `unlabeled_item` if asked for.
+        """
         whole = self.block(epoch, block)
         if world_size == 1:
             return whole

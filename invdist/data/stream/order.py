@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from invdist.data import hashing
 from invdist.data.dataset import Dataset
+from invdist.data.schema import TRAINING_LABELED
 
 _OPEN_FILES = 64
 _WINDOWS = 2
@@ -33,7 +34,8 @@ class ShuffledRows:
         self.splits = tuple(splits)
         self.seed = seed
         self.window_rows = window_rows
-        self.columns = ["user", "item"] + ["label"] * ("unclear" not in splits)
+        replayed = "replay" in dataset.manifest and set(splits) <= set(TRAINING_LABELED)
+        self.columns = ["user", "item"] + ["label"] * ("unclear" not in splits) + ["replayed"] * replayed
         self.rows = sum(dataset.rows[split] for split in splits)
         group_rows = dataset.manifest["row_group_rows"]
         self._groups: list[tuple[str, int]] = []
@@ -51,7 +53,7 @@ class ShuffledRows:
         self._pass: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def read(self, number: int, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Rows [start, stop) of pass `number`: `user`, `item` (int32) and `label` (int8) if they have one."""
+        """Rows [start, stop) of pass `number`: `user`, `item` (int32), and `label`, `replayed` (int8) if there."""
         pieces = []
         for window in range(start // self.window_rows, -(-stop // self.window_rows)):
             base = window * self.window_rows
@@ -74,11 +76,13 @@ class ShuffledRows:
         first, last = bisect_right(ends, start), bisect_right(ends, stop - 1)
         begin = int(ends[first - 1]) if first else 0
         tables = self._read_groups(groups[first : last + 1])
-        order = hashing.permutation(hashing.key(self.seed, *self.splits, "window", number, window), stop - start)
-        rows = {
-            name: np.concatenate([table[name] for table in tables])[start - begin :].take(order)
-            for name in self.columns
-        }
+        inside = slice(start - begin, stop - begin)
+        joined = {name: np.concatenate([table[name] for table in tables])[inside] for name in self.columns}
+        if "replayed" in joined:  # in one byte with the label: those three columns are permuted
+            joined["label"] = joined["label"] | joined.pop("replayed") << 1
+        rows = hashing.shuffled(hashing.key(self.seed, *self.splits, "window", number, window), joined)
+        if "replayed" in self.columns:
+            rows |= {"label": rows["label"] & 1, "replayed": rows["label"] >> 1}
         self._windows[number, window] = rows
         if len(self._windows) > _WINDOWS:
             self._windows.popitem(last=False)

@@ -32,9 +32,9 @@ class NeuMFKernels:
         self._logits, self._gradient, self._candidates = (
             getattr(library, f"neumf_{name}") for name in ("logits", "gradient", "candidates")
         )
-        self._logits.argtypes = [p, p, p, *_SHAPE, p, p]
-        self._gradient.argtypes = [p, p, p, *_SHAPE, p, p, p, p, p]
-        self._candidates.argtypes = [p, p, p, _INT, p, p, p, *_SHAPE, p, _INT, p, p, p]
+        self._logits.argtypes = [p, p, p, *_SHAPE, p, p, ctypes.c_int]
+        self._gradient.argtypes = [p, p, p, *_SHAPE, p, p, p, p, p, ctypes.c_int]
+        self._candidates.argtypes = [p, p, p, _INT, p, p, p, *_SHAPE, p, _INT, p, p, p, ctypes.c_int]
         for function in (self._logits, self._gradient, self._candidates):
             function.restype = None
 
@@ -43,7 +43,8 @@ class NeuMFKernels:
         n, columns = len(rows) // 2, rows.shape[1]
         logits, layers = rows.new_empty(n), [rows.new_empty((n, size)) for size in (4 * k, 2 * k, k)]
         shape = (n, columns, k, row_bias)
-        self._logits(self._gemm, _places(parameters), rows.data_ptr(), *shape, _places(layers), logits.data_ptr())
+        given = (_places(parameters), rows.data_ptr(), *shape, _places(layers), logits.data_ptr())
+        self._logits(self._gemm, *given, torch.get_num_threads())
         return logits, layers
 
     def gradient(
@@ -61,9 +62,10 @@ class NeuMFKernels:
         dense = rows.new_empty(sum(parameter.numel() for parameter in parameters))
         if n == 0:
             return views(dense.zero_(), parameters)
-        space, of_logits = rows.new_empty(7 * k * min(n, _BLOCK)), of_logits.contiguous()
+        threads, of_logits = torch.get_num_threads(), of_logits.contiguous()
+        space = rows.new_empty(threads * (7 * k * min(n, _BLOCK) + 4 * k + 2))
         given = (_places(parameters), rows.data_ptr(), n, columns, k, row_bias, _places(layers), of_logits.data_ptr())
-        self._gradient(self._gemm, *given, out.data_ptr(), dense.data_ptr(), space.data_ptr())
+        self._gradient(self._gemm, *given, out.data_ptr(), dense.data_ptr(), space.data_ptr(), threads)
         return views(dense, parameters)
 
     def candidates(
@@ -80,12 +82,13 @@ class NeuMFKernels:
         n, columns, count = len(rows) // 2, rows.shape[1], len(candidates)
         logits = rows.new_empty((count, n))
         layers = [rows.new_empty((count, n, size)) for size in (4 * k, 2 * k, k)]
-        space = rows.new_empty(20 * k * min(n, _BLOCK) + count * len(dense))
+        threads = torch.get_num_threads()
+        space = rows.new_empty(threads * 20 * k * min(n, _BLOCK) + count * len(dense))
         moves = (dense.data_ptr(), step.data_ptr(), len(dense), rows.data_ptr(), deltas.index.data_ptr())
         tried = (ctypes.c_double * count)(*candidates)
         found = (_places(layers), logits.data_ptr(), space.data_ptr())
         shape = (n, columns, k, row_bias)
-        self._candidates(self._gemm, *moves, deltas.values.data_ptr(), *shape, tried, count, *found)
+        self._candidates(self._gemm, *moves, deltas.values.data_ptr(), *shape, tried, count, *found, threads)
         return Tried(logits, [layers])
 
 

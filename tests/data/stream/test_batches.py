@@ -231,6 +231,14 @@ def test_a_permutation_is_that_of_numpy(sequence: int, size: int):
     found = hashing.permutation(sequence, size)
     assert found.dtype == expected.dtype
     assert np.array_equal(found, expected)
+    source = np.random.default_rng(size)
+    rows = {name: source.integers(0, 2**31, size).astype(np.int32) for name in ("user", "item")}
+    labeled = {**rows, "label": source.integers(0, 4, size).astype(np.int8)}
+    for columns_given in (rows, labeled):
+        shuffled = hashing.shuffled(sequence, {name: column.copy() for name, column in columns_given.items()})
+        assert {name: column.tolist() for name, column in shuffled.items()} == {
+            name: column[expected].tolist() for name, column in columns_given.items()
+        }
 
 
 def test_row_groups_larger_than_a_window(tmp_path: Path):

@@ -1,0 +1,31 @@
+// How kernels divide their work among threads: with OpenMP, without it on one thread. They use the threads of the OpenMP
+// that torch has loaded (native.py), so that a process has one team of them. One thread starts none.
+
+#include <stdint.h>
+
+typedef int64_t i64;
+typedef uint64_t u64;
+
+// What a function gives that works on a part: the first row that is wrong, or -1. As a function of its own, it is compiled
+// once, and a compiler that knows where a part begins does not find a slower way for it.
+#define PART __attribute__((noinline)) i64
+
+// `call` for parts of n rows, from `begin` to `end`, one for each of `threads`. Gives the first row that
+// is wrong in any, or -1.
+#define IN_PARTS(n, call)                                                                                        \
+    ({                                                                                                           \
+        const i64 all_ = (n);                                                                                    \
+        u64 wrong_ = -1;                                                                                         \
+        if (threads < 2) {                                                                                       \
+            const i64 begin = 0, end = all_;                                                                     \
+            wrong_ = (u64)(call);                                                                                \
+        } else {                                                                                                 \
+            _Pragma("omp parallel for num_threads(threads) schedule(static, 1) reduction(min : wrong_)")         \
+            for (int part_ = 0; part_ < threads; part_++) {                                                      \
+                const i64 begin = all_ * part_ / threads, end = all_ * (part_ + 1) / threads;                    \
+                const u64 found_ = (u64)(call);                                                                  \
+                if (found_ < wrong_) wrong_ = found_;                                                            \
+            }                                                                                                    \
+        }                                                                                                        \
+        (i64)wrong_;                                                                                             \
+    })
