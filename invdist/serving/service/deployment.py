@@ -22,6 +22,7 @@ from invdist.serving.service.metrics import ServiceMetrics
 from invdist.serving.service.model import ServedModel, pack
 from invdist.serving.service.requests import Limits
 from invdist.serving.service.watch import CheckpointWatcher
+from invdist.serving.service.whole_answers import write_whole_answers
 from invdist.training.ray_metrics import node_metrics
 
 _POLL_SECONDS = 1.0
@@ -69,6 +70,7 @@ class _Replica:
 
     async def __init__(self, loader: Any, token: str, limits: Limits) -> None:
         close_internal_port()
+        write_whole_answers()
         configure_process(threads=1)
         self.limits, self._token, self._loader = limits, token, loader
         self._metrics = ServiceMetrics()

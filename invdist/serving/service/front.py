@@ -3,14 +3,15 @@
 Serve's own proxy is written in Python and takes most of the time of a small request. With HAProxy, a request goes
 straight to a replica (`invdist bench serve`). Some properties of Ray 2.60 need a workaround here. A wrapper of the
 binary changes its configuration: metrics and statistics would listen on all interfaces, headers would have a minute to
-come, more than a hundred of them would be refused, and where no replica is left the answer would not be JSON.
-Every replica also has a gRPC server on all interfaces that unpickles what it receives, without a token; nothing here
-uses it, so it is put on a Unix socket in the private folder. And a request that a dying replica has received is not
-retried by default; requests here change nothing, so they may be.
+come, more than a hundred of them would be refused, requests would be passed on before they are whole, and cannot be
+retried then, and answers of its own would not be JSON. Every replica also has a gRPC server on all interfaces that
+unpickles what it receives, without a token; nothing here uses it, so it is put on a Unix socket in the private folder.
+And a request that a dying replica has received is not retried by default; requests here change nothing, so they may be.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -74,18 +75,30 @@ def environment(folder: Path, limits: Limits) -> dict[str, str]:
 
 
 def _changes(folder: Path, limits: Limits) -> str:
-    """What to change in the configuration of HAProxy, as a script of sed; writes the answer that it names."""
-    answer, body = folder / "503.http", '{"error":"nobody is there to answer; try again"}'
-    head = "HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"
-    answer.write_bytes("\r\n".join([*head, "Retry-After: 1", "", body]).encode())
+    """What to change in the configuration of HAProxy, as a script of sed; writes the answers that it names."""
+    seconds = math.ceil(limits.seconds)
+    nobody = _answer(folder, "503 Service Unavailable", "nobody is there to answer; try again", "Retry-After: 1")
+    late = _answer(folder, "408 Request Timeout", f"the request did not come within {seconds} s; send it at once")
+    other = _answer(folder, "400 Bad Request", "this is no HTTP request, or its head is too long")
     commands = [
         f"s/bind \\*:/bind {LOOPBACK}:/",
         f"s/bind :/bind {LOOPBACK}:/",
-        rf"s|\(errorfile 50[234]\) .*|\1 {answer}|",
+        rf"s|\(errorfile 50[234]\) .*|\1 {nobody}|",
         rf"/^global/a\    tune.http.maxhdr {_MOST_HEADERS}",
-        rf"/^defaults/a\    timeout http-request {math.ceil(limits.seconds)}s",
+        # A request of which a part went to a replica that dies is not sent to another one.
+        rf"/^defaults/a\    timeout http-request {seconds}s\n    option http-buffer-request",
+        rf"/^defaults/a\    errorfile 400 {other}\n    errorfile 408 {late}",
     ]
     return "\n".join(commands) + "\n"
+
+
+def _answer(folder: Path, status: str, error: str, *headers: str) -> Path:
+    """Writes an answer of HAProxy's own, and says where it is."""
+    body = json.dumps({"error": error})
+    head = f"HTTP/1.1 {status}", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers
+    path = folder / f"{status[:3]}.http"
+    path.write_bytes("\r\n".join([*head, "", body]).encode())
+    return path
 
 
 def close_internal_port() -> None:
