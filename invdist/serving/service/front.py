@@ -49,7 +49,8 @@ def environment(folder: Path, limits: Limits) -> dict[str, str]:
         "STATS_PORT": free_port(LOOPBACK),
         "METRICS_ENABLED": 0,
         "NBTHREAD": 1,
-        "RETRY_ON": "conn-failure empty-response",
+        # 500: Serve's own proxy, which is asked while no replica is left, gave it to one that died.
+        "RETRY_ON": "conn-failure empty-response 500",
         "RETRIES": 5,
         # A request must fit for a retry.
         "TUNE_BUFSIZE": limits.body_bytes + (16 << 10),
@@ -88,6 +89,9 @@ def _changes(folder: Path, limits: Limits) -> str:
         # A request of which a part went to a replica that dies is not sent to another one.
         rf"/^defaults/a\    timeout http-request {seconds}s\n    option http-buffer-request",
         rf"/^defaults/a\    errorfile 400 {other}\n    errorfile 408 {late}",
+        # Should it do so each time: its answer is not JSON, and the request is not to blame. Replicas answer in JSON.
+        r"/check backup$/a\    http-response return status 503 default-errorfiles if { status 500 }"
+        " !{ res.hdr(content-type) -m beg application/json }",
     ]
     return "\n".join(commands) + "\n"
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from invdist.bench.serve import newest_checkpoint, questions_of
 from invdist.runtime import private_ray
 from tests.conftest import REPOSITORY
 from tests.runtime.test_private_ray import is_alive, listening
-from tests.serving.service.conftest import Client, served
+from tests.serving.service.conftest import Answered, Client, served
 
 pytestmark = pytest.mark.slow
 
@@ -165,6 +166,32 @@ def test_a_damaged_checkpoint_is_not_taken_over(live: Live) -> None:
     time.sleep(3)
     assert live.client.post("/score", user=1, item=[5]).json["checkpoint"]["step"] == step
     shutil.rmtree(damaged)
+
+
+def test_while_no_replica_is_left_clients_are_told_to_try_again(live: Live) -> None:
+    until = time.monotonic() + 12
+
+    def ask() -> list[Answered]:
+        answers = []
+        while time.monotonic() < until:
+            answers.append(live.client.post("/score", user=1, item=[5]))
+        return answers
+
+    with ThreadPoolExecutor(16) as clients:
+        asked = [clients.submit(ask) for _ in range(16)]
+        for pause in (1, 4):
+            time.sleep(pause)
+            for replica in live.replicas():
+                os.kill(replica, signal.SIGKILL)
+        answers = [answer for client in asked for answer in client.result()]
+    refused = [answer for answer in answers if answer.status != 200]
+    assert len(refused) < len(answers)
+    assert [answer for answer in refused if answer.status != 503 or answer.headers["retry-after"] != "1"] == []
+    assert {answer.json["error"] for answer in refused} <= {"nobody is there to answer; try again"}
+    deadline = time.monotonic() + 30
+    while len(live.replicas()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert live.client.post("/score", user=1, item=[5]).status == 200
 
 
 def test_metrics_of_all_replicas_are_on_one_page(live: Live) -> None:
