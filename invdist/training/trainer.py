@@ -193,7 +193,8 @@ class Trainer:
         steps = phase.steps(stream.steps)
         self._advance(step=max(self.position.step, steps.start))
         left = max(0, steps.stop - self.position.step)
-        batches = itertools.islice(stream.epoch(number, start_step=self.position.step), left)
+        more = number + 1 < self._last_epoch * phase.passes
+        batches = itertools.islice(stream.epoch(number, self.position.step, more=more), left)
         started, every = time.perf_counter(), self.config.checkpoint.every_steps
         for batch, exchange in with_exchange(batches, self.strategy, phase, watch):
             record = self._step(phase, batch, exchange)

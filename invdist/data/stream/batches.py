@@ -74,35 +74,37 @@ class Stream:
         self._readers = readers
         self._maker = BlockMaker(spec, readers=len(readers or ()))
         self._prefetch = max(prefetch, self._maker.stripe * len(readers) if readers and len(readers) > 1 else 0)
+        self._asked: dict[tuple[int, int], Any] = {}  # this rank's parts on their way, by epoch and block
         self.rows = self._maker.rows
         """Labeled rows of an epoch over all ranks."""
         self.steps = self._maker.steps
         """Steps of an epoch, the same on every rank."""
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from `start_step` on."""
+    def epoch(self, epoch: int, start_step: int = 0, *, more: bool = False) -> Iterator[Batch]:
+        """The batches of an epoch from `start_step` on. With `more`, the first blocks of the next one are fetched too."""
         per_block = self._maker.steps_per_block
         first = start_step // per_block
-        for block, part in zip(range(first, self._maker.blocks), self._parts(epoch, first)):
+        for block, part in zip(range(first, self._maker.blocks), self._parts(epoch, first, more)):
             begin = block * per_block
             yield from self._batches(part, range(begin, min(begin + per_block, self.steps)), start_step)
 
-    def _parts(self, epoch: int, first: int) -> Iterator[dict[str, np.ndarray]]:
+    def _parts(self, epoch: int, first: int, more: bool) -> Iterator[dict[str, np.ndarray]]:
         """This rank's part of each block, fetched ahead from the readers."""
-        blocks = range(first, self._maker.blocks)
+        blocks = self._maker.blocks
         if not self._readers:
-            for block in blocks:
+            for block in range(first, blocks):
                 yield self._maker.part(epoch, block, self.rank, self.world_size)
             return
         import ray
 
-        ahead: deque[Any] = deque()
-        for block in blocks:
-            ahead.append(self._ask(epoch, block))
-            if len(ahead) > self._prefetch:
-                yield ray.get(ahead.popleft())
-        while ahead:
-            yield ray.get(ahead.popleft())
+        places = [(epoch, block) for block in range(first, blocks)]
+        places += [(epoch + 1, block) for block in range(min(self._prefetch, blocks) if more else 0)]
+        self._asked = {place: part for place in places if (part := self._asked.get(place)) is not None}
+        for number in range(blocks - first):
+            for place in places[number : number + self._prefetch + 1]:
+                if place not in self._asked:
+                    self._asked[place] = self._ask(*place)
+            yield ray.get(self._asked.pop(places[number]))
 
     def _ask(self, epoch: int, block: int) -> Any:
         """Asks for this rank's part of a block: the reader, or the actor that asks it for all ranks of this node."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -41,6 +42,27 @@ def test_ray_readers_give_the_same_and_survive_a_kill(tiny: Path, ray_cluster):
             for actor in (*readers, *readers.parts, readers.of_nodes[0]):
                 ray.kill(actor, no_restart=False)
     assert digest(found) == digest(expected[3:])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_was_fetched_ahead_is_used_by_the_next_epoch(tiny: Path, ray_cluster, monkeypatch, count: int):
+    asked: list[tuple[int, int]] = []
+    ask = Stream._ask
+    monkeypatch.setattr(Stream, "_ask", lambda self, *place: asked.append(place) or ask(self, *place))
+    spec = spec_of(tiny, batch_size=256, unlabeled_per_row=512, window_rows=500, source="mix")
+    alone, stream = Stream(spec, 0, 1), Stream(spec, 0, 1, readers=ray_readers(spec, count), prefetch=2)
+    blocks = alone._maker.blocks
+    assert blocks > stream._prefetch + 1
+    begun = list(itertools.islice(stream.epoch(0, more=True), 3))  # as a phase that takes a part of a pass
+    assert digest(begun) == digest(list(alone.epoch(0))[:3])
+    assert digest(list(stream.epoch(0, 4, more=True))) == digest(list(alone.epoch(0))[4:])
+    assert digest(list(stream.epoch(1))) == digest(list(alone.epoch(1)))
+    assert asked == [(epoch, block) for epoch in (0, 1) for block in range(blocks)]
+    assert not stream._asked
+    # What is not wanted any more is dropped.
+    next(stream.epoch(2))
+    assert digest(list(stream.epoch(0))) == digest(list(alone.epoch(0)))
+    assert not stream._asked
 
 
 @pytest.mark.parametrize("readers", [1, 2, 3, 8])
