@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,7 @@ def _strong(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator
             f"{int(batch):,}",
             *(f"{figures[f'{name}_rows_per_s_{batch}']:,.0f}" for name in ("one", "two", "threads")),
             f"{figures[f'strong_scaling_{batch}']:.2f}",
+            f"{figures.get(f'free_messages_{batch}', math.nan):.2f}",
             f"{figures[f'threads_{batch}']:.2f}",
         )
         for batch in batches
@@ -195,9 +197,14 @@ def _strong(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator
         "two workers",
         "one with two threads",
         "two over one",
+        "if messages cost nothing",
         "threads over one",
     )
     yield from _table(heads, lines)
+    yield (
+        "\nIf messages cost nothing, two workers have twice the rows/s of one with half the batch, as long as readers "
+        "find a core that is free."
+    )
     yield "\nWhere two threads in one worker have more than two workers: `ray.workers=1 ray.cpus_per_worker=2`."
 
 

@@ -4,6 +4,7 @@ Weak scaling: every rank has `--batch` rows. `weak_scaling_1024` is the time of 
 equally busy neighbour*, over that of a step of two ranks; `weak_scaling_1024_ig` is that of inverse-gradient steps.
 Strong scaling (`--parts strong`): real runs by Ray, files to weights, with the global batch held. `strong_scaling_1024`
 is the rows/s of two workers over those of one, `threads_1024` those of one worker with two threads over those of one.
+`free_messages_1024` is the most that two workers could have: twice the rows/s of one worker with half the batch.
 Crossover (`--parts crossover`): plain steps with the global batch held, one rank against two, in turns: from which
 batch on a second rank pays, and what the model says (`training/second_rank.py`).
 Latency (`--parts latency`): every message arrives so long after the last rank has sent it, while all ranks share the
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=31, help="medians are over this many chunks of each kind")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=["weak"], help="what to measure (default: weak)")
     parser.add_argument("--data", metavar="DIR", help="what they train on (default: MovieLens-1M, or one of its size)")
-    parser.add_argument("--epochs", type=int, default=6, help="epochs of each such run; the first does not count")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of each such run; the first does not count")
     parser.add_argument(
         "--latency", type=float, nargs="+", default=[5.0, 20.0], metavar="MS", help="latencies to simulate"
     )
@@ -167,20 +168,26 @@ def _take_turns(
 
 
 def _strong(args: argparse.Namespace, progress: ProgressLine) -> dict[str, float]:
-    """Rows/s of real runs: one worker, two workers, one worker with two threads."""
+    """Rows/s of real runs: one worker, two workers, one worker with two threads, one with half the batch."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder, ray_for(workers=2):
         data, _ = movielens_or_like(args.data, Path(folder))
         for batch in args.batch:
-            settings = {"model": args.model, "data": {"batch_size": batch}, "rows": {"dim": args.dim}}
             speeds = {}
-            for name, workers, threads in (("one", 1, 1), ("two", 2, 1), ("threads", 1, 2)):
+            for name, workers, threads, size in (
+                ("one", 1, 1, batch),
+                ("two", 2, 1, batch),
+                ("threads", 1, 2, batch),
+                ("half", 1, 1, -(-batch // 2)),
+            ):
                 progress.show(f"strong scaling, batch {batch}: {name}")
+                settings = {"model": args.model, "data": {"batch_size": size}, "rows": {"dim": args.dim}}
                 epochs = ray_epochs(data, Path(folder), settings, workers=workers, epochs=args.epochs, threads=threads)
                 speeds[name] = statistics.median(epoch["rows_per_s"] for epoch in epochs[1:])
             figures |= {f"{name}_rows_per_s_{batch}": speed for name, speed in speeds.items()}
             figures[f"strong_scaling_{batch}"] = speeds["two"] / speeds["one"]
             figures[f"threads_{batch}"] = speeds["threads"] / speeds["one"]
+            figures[f"free_messages_{batch}"] = 2 * speeds["half"] / speeds["one"]
     return figures
 
 

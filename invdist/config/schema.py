@@ -107,7 +107,7 @@ class ExposuresConfig(Section):
     shrink: bool = True
     """Take what chance explains out of the vectors: of their columns, and of those of ids with few exposures."""
     version: Literal[2, 3] = 3
-    """How `shrink` weighs columns: 3. Runs that were trained with version 2, before there was this setting, keep it."""
+    """How `shrink` weighs columns. New runs have 3; runs that were trained before this setting have 2 and keep it."""
     products: Count = 14
     """Passes over the exposures: products with the exposure matrix. More change little."""
     path: str | None = None

@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) void shuffle(uint32_t low, uint32_t
         draw(key, words);
         int32_t next = i, taken = 0;
         for (int w = 0; w < N && next >= 1;) {
-            int32_t edge = (int32_t)(1u << (31 - __builtin_clz((uint32_t)next))), mask = 2 * edge - 1;
+            int32_t edge = (int32_t)(1u << (31 - __builtin_clz((uint32_t)next))), mask = edge - 1 + edge;
             while (w < N && next >= edge) {  // while the mask is the same
                 if (w + GROUP <= N && next - GROUP >= edge) {
                     int32_t kept = keep(words + w, mask, next, partners + taken);

@@ -4,8 +4,9 @@ Every rank has a *board*, a ring of one line per message:
 
     number | buffer (file descriptor) | bytes of the buffer | where the part of each rank starts, and the end | values
 
-and a ring in which it notes the messages it has read. `values` are those of a small message, which then has no buffer.
-A rank that waits for a message looks for a while, then sleeps on a pipe, and is woken through it.
+and a ring in which it notes the messages it has read; its last word says whether the rank sleeps. `values` are those of
+a small message, which then has no buffer. A rank that waits for a message looks for a while, then sleeps on a pipe, and
+is woken through it.
 """
 
 from __future__ import annotations

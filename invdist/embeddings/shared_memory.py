@@ -12,6 +12,7 @@ order; they may wait for them in any order.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -255,8 +256,10 @@ def connect(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) ->
     plain = Comm(group)
     if plain.size == 1 or dist.get_backend(group) != "gloo":
         return plain
-    able = platform.machine() == "x86_64" and hasattr(os, "memfd_create")
-    comm = SharedMemoryComm(group, timeout_s) if able else None
+    comm = None
+    if platform.machine() == "x86_64" and hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):  # memory that cannot be shared, in a sandbox
+            comm = SharedMemoryComm(group, timeout_s)
     said: list[Any] = [None] * plain.size
     dist.all_gather_object(said, (socket.gethostname(), comm.boards.address() if comm else None), group=group)
     opened = 0.0

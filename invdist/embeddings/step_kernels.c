@@ -120,6 +120,7 @@ void dual_loss(const float *logit, i64 n, double *out, int threads) {
 static inline void log_losses(const float *logit, const float *labels, i64 some, float *out, float *slopes) {
     float s[LANES] = {0}, label[LANES] = {0}, power[LANES], scale[LANES], loss[LANES], slope[LANES];
     int32_t bits[LANES];
+    if (!some) return;
     // Through arrays of this function alone: the compiler uses vectors where nothing can overlap.
     memcpy(s, logit, some * sizeof *s), memcpy(label, labels, some * sizeof *s);
     for (int l = 0; l < LANES; l++) {

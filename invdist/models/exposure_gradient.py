@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from invdist.embeddings.row_moves import gradient_memory
 from invdist.models.backbone import BIAS_COLUMNS
 from invdist.models.dropout import Dropout
 
@@ -55,7 +54,7 @@ class HeadLogits(torch.autograd.Function):
         logits += rows[:n, own] + rows[n:, own]
         logits += torch.linalg.vecdot(c[:n], x[n:]) + torch.linalg.vecdot(c[n:], x[:n])
         ctx.save_for_backward(x, f, read, units, mask, units_mask, direct, hidden, output)
-        ctx.own, ctx.new_gradient = own, gradient_memory(rows)
+        ctx.own, ctx.columns = own, rows.shape[1]
         return rows[:, :own].contiguous(), logits
 
     @staticmethod
@@ -63,11 +62,13 @@ class HeadLogits(torch.autograd.Function):
         x, f, read, units, mask, units_mask, direct, hidden, output = ctx.saved_tensors
         of_inner, g = gradients
         n, dim, product = len(g), x.shape[1], slice(2 * x.shape[1], 3 * x.shape[1])
-        of_rows, own = ctx.new_gradient(), ctx.own
+        own, columns = ctx.own, ctx.columns
+        of_rows = of_inner.new_empty((2 * n, columns))
+        of_sides = of_rows.view(2, n, columns)
         of_rows[:, :own] = of_inner
-        of_rows.view(2, n, -1)[:, :, own] = g
+        of_sides[:, :, own] = g
         of_rows[:, own + 1 : own + BIAS_COLUMNS] = 0.0
-        torch.mul(x.view(2, n, dim).flip(0), g.view(1, n, 1), out=of_rows.view(2, n, -1)[:, :, own + BIAS_COLUMNS :])
+        torch.mul(x.view(2, n, dim).flip(0), g.view(1, n, 1), out=of_sides[:, :, own + BIAS_COLUMNS :])
         of_units = torch.outer(g, output[0]).mul_(units > 0)
         if units_mask is not None:
             of_units.mul_(units_mask)

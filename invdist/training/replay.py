@@ -1,9 +1,9 @@
-"""Labels that train again after a model has learned from them: they say what the model said, too.
+"""Labels that train again after a model has learned from them: they are mixed with what the model predicted.
 
 A model that grew sees a sample of the labels that it has learned from, a share r of them. As they are, it would fit
-them better from epoch to epoch, and with them what is chance in the sample: another chance each day. But there are 1/r
-labels for each one that is seen. It speaks for itself; of the others, the older model has learned what they say: p0,
-the probability that it gave the pair. Together they are
+them better from epoch to epoch, and with them what is chance in the sample: another chance each day. So each label that
+is seen counts with the share r, and for those that are not seen stands p0, the probability that the older model gave
+the pair. Together they are
 
     r * label + (1 - r) * p0
 

@@ -49,6 +49,11 @@ def check_continues(
             "resume with the data set of the run, or start a new run that goes on from it on this one with --from"
         )
     check_same_model(path, extra, config)
+    if extra.get("falling") and (epochs := _changed(extra, config, ["growth.epochs"])):
+        raise UserError(
+            f"{path} was trained with {epochs}, and its rates fall to zero over these epochs: leave it as it was, "
+            "or go on from it with a new run (--from)"
+        )
     if (position.phase, position.pass_index, position.step) == (0, 0, 0):  # between two epochs
         return
     keys = dotted(parse(configs.dump(config).encode(), "settings"))

@@ -193,8 +193,8 @@ class Trainer:
         steps = phase.steps(stream.steps)
         self._advance(step=max(self.position.step, steps.start))
         left = max(0, steps.stop - self.position.step)
-        more = number + 1 < self._last_epoch * phase.passes
-        batches = itertools.islice(stream.epoch(number, self.position.step, more=more), left)
+        epoch = stream.epoch(number, self.position.step, next_start=self._next_start(phase, stream))
+        batches = itertools.islice(epoch, left)
         started, every = time.perf_counter(), self.config.checkpoint.every_steps
         for batch, exchange in with_exchange(batches, self.strategy, phase, watch):
             record = self._step(phase, batch, exchange)
@@ -210,6 +210,14 @@ class Trainer:
                 return False
         self._note()
         return True
+
+    def _next_start(self, phase: Phase, stream: Stream) -> int | None:
+        """The step that the next pass over the interactions of `stream` starts from; None after the last one."""
+        if self.position.pass_index + 1 == phase.passes:
+            if self.position.epoch + 1 == self._last_epoch:
+                return None
+            phase = self.phases[self.streams.index(stream)]
+        return phase.steps(stream.steps).start
 
     def _step(self, phase: Phase, batch: Any, exchange: Any) -> Record:
         self.model.pace = self.pace.at(self.position)

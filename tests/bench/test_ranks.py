@@ -41,6 +41,9 @@ def test_strong_scaling_trains_by_ray(tiny_data: Path, capsys: pytest.CaptureFix
     figures = json.loads(capsys.readouterr().out)
     assert figures["strong_scaling_64"] == pytest.approx(figures["two_rows_per_s_64"] / figures["one_rows_per_s_64"])
     assert figures["threads_64"] > 0
+    assert figures["free_messages_64"] == pytest.approx(
+        2 * figures["half_rows_per_s_64"] / figures["one_rows_per_s_64"]
+    )
 
 
 def _arrivals(rank: int, clock: str) -> tuple[float, float]:

@@ -174,6 +174,17 @@ def test_ranks_of_several_hosts_use_gloo() -> None:
     assert run_ranks(_elsewhere, 2) == ["Comm", "Comm"]
 
 
+def _without_memory(rank: int, ranks: int) -> tuple[str, float]:
+    if rank == 1:
+        os.memfd_create = lambda *_: os.open("/nowhere", os.O_RDONLY)
+    comm = connect()
+    return type(comm).__name__, comm.all_reduce(torch.ones(1)).wait().item()
+
+
+def test_a_rank_that_may_not_share_memory_makes_all_use_gloo() -> None:
+    assert run_ranks(_without_memory, 2) == [("Comm", 2.0)] * 2
+
+
 def test_one_rank_needs_nothing() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

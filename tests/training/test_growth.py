@@ -248,6 +248,8 @@ def test_a_grown_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, mon
     monkeypatch.setattr(Trainer, "_step", step)
     assert paces == sorted(paces, reverse=True)
     assert paces[0] == 2
+    with pytest.raises(UserError, match=r"growth\.epochs=2, and its rates fall"):
+        _resumed(tmp_path / "killed/tuesday", "growth.epochs=3")
     assert same_weights(_resumed(tmp_path / "killed/tuesday"), whole)
 
 

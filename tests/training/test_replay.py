@@ -88,12 +88,19 @@ def _tables(model: FrozenModel) -> tuple[torch.Tensor, torch.Tensor]:
     return model.user, model.item
 
 
-@pytest.mark.parametrize("case", ["another loss moved the model", "data of before", "a day was left out"])
-def test_only_a_model_that_learned_from_the_labels_alone_speaks_for_them(
+@pytest.mark.parametrize(
+    "case",
+    ["another loss moved the model", "data of before", "a day was left out", "all train", "old ones are dropped"],
+)
+def test_labels_stay_as_they_are_where_the_model_cannot_speak_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     older = {"keep": 0, "older": "unclear"}
     monday = a_day(tmp_path, "monday", range(60))
+    if case == "all train":
+        older = {}
+    if case.startswith("old"):
+        older = {"keep": 0}
     tuesday = a_day(tmp_path, "tuesday", range(20, 80), "monday", 1, **older)
     more = ("method=ns", "unlabeled.source=sampled") if case.startswith("another") else ()
     if case.startswith("data"):

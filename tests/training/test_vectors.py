@@ -192,6 +192,15 @@ def test_any_number_of_ranks_trains_the_same_model(tiny_data: Path, tmp_path: Pa
     assert finals["two, own vectors"] == pytest.approx(finals["one"], abs=1e-5)
 
 
+def test_a_rank_may_have_no_pairs_in_a_step(tiny_data: Path, tmp_path: Path) -> None:
+    """Two ranks, 3,600 pairs, and a step for the last one."""
+    more = {"method": "none", "data__batch_size": 3599, "training__epochs": 1, "exposures__dropout": 0.0}
+    changes = {**_VECTORS, **more, "exposures__products": 2, "exposures__path": str(tmp_path / "kept")}
+    one, two = (run_ranks(_train, ranks, str(tiny_data), str(tmp_path / str(ranks)), changes)[0] for ranks in (1, 2))
+    assert set(two["steps"].values()) == {2}
+    np.testing.assert_allclose(two["weights"], one["weights"], rtol=0, atol=1e-5)
+
+
 def _saved(kept: Path) -> dict[str, np.ndarray]:
     """The vectors in the one folder there is."""
     (folder,) = kept.iterdir()

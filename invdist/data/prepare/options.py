@@ -63,7 +63,7 @@ class Options(Section):
     label_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the training labels to keep; the other rows become unclear, with their labels kept as truth."""
     label_noise: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    """Share of the kept training labels to turn around, for studies of noise; validation and test stay as they are."""
+    """Share of the kept training labels to invert, for studies of noise; validation and test stay as they are."""
     duplicates: Literal["last", "first"] = "last"
     """Which row of a repeated (user, item) pair counts, by time and then by the order of the log."""
     shard_rows: Count = 1 << 20

@@ -131,7 +131,7 @@ def pair_of_words(user: np.ndarray, item: np.ndarray) -> np.ndarray:
 
 
 def with_noise(rows: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """The rows, the labels of a share of them turned around: which ones is a function of pair and seed."""
+    """The rows, the labels of a share of them inverted: which ones is a function of pair and seed."""
     if not share:
         return rows
     words = hashing.mix(hashing.key("label noise", seed), pair_of_indices(rows["user"], rows["item"]))

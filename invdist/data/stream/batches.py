@@ -8,7 +8,6 @@ number of ranks, and can be resumed at any step, at any number of ranks.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,15 +79,18 @@ class Stream:
         self.steps = self._maker.steps
         """Steps of an epoch, the same on every rank."""
 
-    def epoch(self, epoch: int, start_step: int = 0, *, more: bool = False) -> Iterator[Batch]:
-        """The batches of an epoch from `start_step` on. With `more`, the first blocks of the next one are fetched too."""
+    def epoch(self, epoch: int, start_step: int = 0, *, next_start: int | None = None) -> Iterator[Batch]:
+        """The batches of an epoch from `start_step` on.
+
+        If the next epoch is to be read from step `next_start` on, its first blocks are fetched while this one ends.
+        """
         per_block = self._maker.steps_per_block
-        first = start_step // per_block
-        for block, part in zip(range(first, self._maker.blocks), self._parts(epoch, first, more)):
+        first, following = start_step // per_block, None if next_start is None else next_start // per_block
+        for block, part in zip(range(first, self._maker.blocks), self._parts(epoch, first, following)):
             begin = block * per_block
             yield from self._batches(part, range(begin, min(begin + per_block, self.steps)), start_step)
 
-    def _parts(self, epoch: int, first: int, more: bool) -> Iterator[dict[str, np.ndarray]]:
+    def _parts(self, epoch: int, first: int, following: int | None) -> Iterator[dict[str, np.ndarray]]:
         """This rank's part of each block, fetched ahead from the readers."""
         blocks = self._maker.blocks
         if not self._readers:
@@ -98,7 +100,7 @@ class Stream:
         import ray
 
         places = [(epoch, block) for block in range(first, blocks)]
-        places += [(epoch + 1, block) for block in range(min(self._prefetch, blocks) if more else 0)]
+        places += [(epoch + 1, block) for block in (() if following is None else range(following, blocks))]
         self._asked = {place: part for place in places if (part := self._asked.get(place)) is not None}
         for number in range(blocks - first):
             for place in places[number : number + self._prefetch + 1]:

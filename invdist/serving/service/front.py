@@ -4,9 +4,10 @@ Serve's own proxy is written in Python and takes most of the time of a small req
 straight to a replica (`invdist bench serve`). Some properties of Ray 2.60 need a workaround here. A wrapper of the
 binary changes its configuration: metrics and statistics would listen on all interfaces, headers would have a minute to
 come, more than a hundred of them would be refused, requests would be passed on before they are whole, and cannot be
-retried then, and answers of its own would not be JSON. Every replica also has a gRPC server on all interfaces that
-unpickles what it receives, without a token; nothing here uses it, so it is put on a Unix socket in the private folder.
-And a request that a dying replica has received is not retried by default; requests here change nothing, so they may be.
+retried then, and a body that is late, or a service without replicas, would not be answered in JSON. Every replica also
+has a gRPC server on all interfaces that unpickles what it receives, without a token; nothing here uses it, so it is put
+on a Unix socket in the private folder. And a request that a dying replica has received is not retried by default;
+requests here change nothing, so they may be.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ def environment(folder: Path, limits: Limits) -> dict[str, str]:
         "STATS_PORT": free_port(LOOPBACK),
         "METRICS_ENABLED": 0,
         "NBTHREAD": 1,
-        # 500: Serve's own proxy, which is asked while no replica is left, gave it to one that died.
-        "RETRY_ON": "conn-failure empty-response 500",
+        "RETRY_ON": "conn-failure empty-response",
         "RETRIES": 5,
         # A request must fit for a retry.
         "TUNE_BUFSIZE": limits.body_bytes + (16 << 10),
@@ -80,7 +80,6 @@ def _changes(folder: Path, limits: Limits) -> str:
     seconds = math.ceil(limits.seconds)
     nobody = _answer(folder, "503 Service Unavailable", "nobody is there to answer; try again", "Retry-After: 1")
     late = _answer(folder, "408 Request Timeout", f"the request did not come within {seconds} s; send it at once")
-    other = _answer(folder, "400 Bad Request", "this is no HTTP request, or its head is too long")
     commands = [
         f"s/bind \\*:/bind {LOOPBACK}:/",
         f"s/bind :/bind {LOOPBACK}:/",
@@ -88,8 +87,9 @@ def _changes(folder: Path, limits: Limits) -> str:
         rf"/^global/a\    tune.http.maxhdr {_MOST_HEADERS}",
         # A request of which a part went to a replica that dies is not sent to another one.
         rf"/^defaults/a\    timeout http-request {seconds}s\n    option http-buffer-request",
-        rf"/^defaults/a\    errorfile 400 {other}\n    errorfile 408 {late}",
-        # Should it do so each time: its answer is not JSON, and the request is not to blame. Replicas answer in JSON.
+        rf"/^defaults/a\    errorfile 408 {late}",
+        # Serve's own proxy is asked while no replica is left, and answers 500 if it gave the request to one that died.
+        # Its answers are not JSON; those of replicas are.
         r"/check backup$/a\    http-response return status 503 default-errorfiles if { status 500 }"
         " !{ res.hdr(content-type) -m beg application/json }",
     ]

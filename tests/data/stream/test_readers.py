@@ -51,16 +51,17 @@ def test_what_was_fetched_ahead_is_used_by_the_next_epoch(tiny: Path, ray_cluste
     monkeypatch.setattr(Stream, "_ask", lambda self, *place: asked.append(place) or ask(self, *place))
     spec = spec_of(tiny, batch_size=256, unlabeled_per_row=512, window_rows=500, source="mix")
     alone, stream = Stream(spec, 0, 1), Stream(spec, 0, 1, readers=ray_readers(spec, count), prefetch=2)
-    blocks = alone._maker.blocks
+    blocks, at = alone._maker.blocks, 3 // alone._maker.steps_per_block
     assert blocks > stream._prefetch + 1
-    begun = list(itertools.islice(stream.epoch(0, more=True), 3))  # as a phase that takes a part of a pass
+    begun = list(itertools.islice(stream.epoch(0, next_start=0), 3))  # as a phase that takes a part of a pass
     assert digest(begun) == digest(list(alone.epoch(0))[:3])
-    assert digest(list(stream.epoch(0, 4, more=True))) == digest(list(alone.epoch(0))[4:])
-    assert digest(list(stream.epoch(1))) == digest(list(alone.epoch(1)))
-    assert asked == [(epoch, block) for epoch in (0, 1) for block in range(blocks)]
+    assert digest(list(stream.epoch(0, 4, next_start=3))) == digest(list(alone.epoch(0))[4:])
+    assert digest(list(stream.epoch(1, 3))) == digest(list(alone.epoch(1))[3:])
+    assert asked == [(0, block) for block in range(blocks)] + [(1, block) for block in range(at, blocks)]
     assert not stream._asked
     # What is not wanted any more is dropped.
     next(stream.epoch(2))
+    assert stream._asked
     assert digest(list(stream.epoch(0))) == digest(list(alone.epoch(0)))
     assert not stream._asked
 
