@@ -14,14 +14,10 @@
 
 #include "parts.h"
 
-enum { LINE = 64, DIGIT = 11, BINS = 1 << DIGIT };
+enum { DIGIT = 11, BINS = 1 << DIGIT };
 
 // How many rows ahead to fetch: 32 lines of memory, measured for rows of 128 bytes that another core has just written.
 static inline i64 rows_ahead(i64 width) { return width <= 32 ? 16 : 8; }
-
-static inline void prefetch(const float *row, i64 width) {
-    for (i64 byte = 0; byte < width * 4; byte += LINE) __builtin_prefetch((const char *)row + byte);
-}
 
 // Sorts keys (stable radix sort), finds where each distinct one starts, and the number of distinct ones.
 // Returns -1 if a key and an index do not fit one word together. `words` has room for 2n.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from invdist.runtime.native import Native, compiled
+from invdist.runtime.native import Native, addresses, compiled
 
 SOURCE, STEP_SOURCE = (Path(__file__).with_name(name) for name in ("kernels.c", "step_kernels.c"))
 _POINTER, _INT, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
@@ -87,7 +87,7 @@ class Kernels:
     def gather_keys(self, tables: Sequence[Tensor], row_bits: int, keys: Tensor, out: Tensor) -> Tensor:
         """The rows of keys, which have the number of a table above its `row_bits` and a row of it below."""
         width, count = tables[0].shape[1], len(tables)
-        places = (_POINTER * count)(*(table.data_ptr() for table in tables))
+        places = addresses(tables)
         rows = (_INT * count)(*(len(table) for table in tables))
         place = (places, rows, count, row_bits, width, keys.data_ptr(), len(keys), out.data_ptr())
         wrong = self._gather_keys(*place, _team(len(keys) * width))
@@ -241,7 +241,7 @@ def _team(values: int) -> int:
 def _places(parts: Sequence[Tensor]) -> tuple[Any, Any]:
     """Where the parts are in memory, and the first row of each among all rows, and the end."""
     edges = list(accumulate((len(part) for part in parts), initial=0))
-    return (_POINTER * len(parts))(*(part.data_ptr() for part in parts)), (_INT * len(edges))(*edges)
+    return addresses(parts), (_INT * len(edges))(*edges)
 
 
 def _check(wrong: int, index: Tensor, rows: int) -> None:

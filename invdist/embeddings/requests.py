@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from invdist.embeddings.row_moves import UniqueRows
-from invdist.runtime.native import compiled
+from invdist.runtime.native import addresses, compiled
 
 _SOURCE = Path(__file__).with_name("requests.c")
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -74,13 +74,13 @@ class RequestKernels:
             (_INT * owners)(),
             (_INT * (owners * groups))(),
         )
-        self._pack(_places(keys), (_INT * groups)(*counts), groups, owners, row_bits, sizes, asked, out.data_ptr())
+        self._pack(addresses(keys), (_INT * groups)(*counts), groups, owners, row_bits, sizes, asked, out.data_ptr())
         return out, list(sizes), [asked[group::groups] for group in range(groups)]
 
     def requests(self, messages: Sequence[Tensor], groups: int) -> list[Requests]:
         """What the messages of all ranks ask for, by group."""
         heads = [message[: _HEAD * groups].tolist() for message in messages]
-        places, found = _places(messages), []
+        places, found = addresses(messages), []
         for group in range(groups):
             received = [of_rank[_HEAD * group] for of_rank in heads]
             rows, gradients = torch.empty((2, sum(received)), dtype=torch.int64)
@@ -119,10 +119,6 @@ class RequestKernels:
         given = (edges, (_INT * owners)(*rows), owners, place.data_ptr(), len(place), out.data_ptr())
         self._join_deltas(joined.data_ptr(), *given)
         return out
-
-
-def _places(tensors: Sequence[Tensor]) -> Any:
-    return (_POINTER * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 @cache

@@ -11,21 +11,7 @@
 
 #include "parts.h"
 
-enum { AHEAD = 8, LINE = 64 };
-
-static inline void prefetch(const float *row, i64 width) {
-    for (i64 byte = 0; byte < width * 4; byte += LINE) __builtin_prefetch((const char *)row + byte);
-}
-
-enum { LANES = 16, BLOCK = 128, SQUARES = BLOCK * LANES, ROUND = 64 };  // sums of a round of blocks wait for each other
-
-static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
-
-static inline float total(float *lanes) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
-    return lanes[0];
-}
+enum { AHEAD = 8, BLOCK = 128, SQUARES = BLOCK * LANES, ROUND = 64 };  // sums of a round of blocks wait for each other
 
 static float square_sum_of_block(const float *values, i64 n) {
     float lanes[4 * LANES] = {0}, rest = 0;  // four vectors: the next addition need not wait for the last

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 SWITCH = "INVDIST_KERNELS"
 """The environment variable that turns compiled code off: `INVDIST_KERNELS=torch`."""
@@ -52,6 +53,11 @@ def compiled(source: Path) -> Native:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         return Native(None, f"torch operators, which are slower: {compiler} failed ({reason[-1] if reason else error})")
+
+
+def addresses(tensors: Sequence[Any]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where the tensors are in memory, as an argument."""
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _load(source: Path, compiler: str, flags: Sequence[str], kind: str) -> Native:

@@ -1,10 +1,24 @@
-// How kernels divide their work among threads: with OpenMP, without it on one thread. They use the threads of the OpenMP
+// What all kernels share. How they divide their work among threads: with OpenMP, without it on one thread. They use the threads of the OpenMP
 // that torch has loaded (native.py), so that a process has one team of them. One thread starts none.
 
 #include <stdint.h>
 
 typedef int64_t i64;
 typedef uint64_t u64;
+
+enum { LINE = 64, LANES = 16 };  // bytes of a line of memory; values that a loop adds side by side
+
+static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
+
+static inline void prefetch(const float *row, i64 width) {
+    for (i64 byte = 0; byte < width * 4; byte += LINE) __builtin_prefetch((const char *)row + byte);
+}
+
+static inline float total(float *lanes) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
 
 // What a function gives that works on a part: the first row that is wrong, or -1. It is not compiled into its callers: where
 // the compiler knows that a part begins at 0, it was seen to make slower code.

@@ -7,19 +7,11 @@
 
 #include "products.h"
 
-enum { LEVELS = 3, PAIRS = 256, LANES = 16, RUN = 128 };
-
-static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
+enum { LEVELS = 3, PAIRS = 256, RUN = 128 };
 
 static inline i64 blocks_of(i64 n) { return (n + PAIRS - 1) / PAIRS; }
 
 static inline i64 outputs(i64 k, int level) { return k << (LEVELS - 1 - level); }
-
-static inline float total(float *lanes) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
-    return lanes[0];
-}
 
 static inline float dot(const float *a, const float *b, i64 n) {
     float lanes[LANES] = {0}, rest = 0;

@@ -15,7 +15,7 @@ from invdist.embeddings import row_moves
 from invdist.embeddings.row_moves import Deltas
 from invdist.models.backbone import Tried
 from invdist.models.flat import views
-from invdist.runtime.native import compiled
+from invdist.runtime.native import addresses, compiled
 
 _SOURCE = Path(__file__).with_name("neumf.c")
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -43,7 +43,7 @@ class NeuMFKernels:
         n, columns = len(rows) // 2, rows.shape[1]
         logits, layers = rows.new_empty(n), [rows.new_empty((n, size)) for size in (4 * k, 2 * k, k)]
         shape = (n, columns, k, row_bias)
-        given = (_places(parameters), rows.data_ptr(), *shape, _places(layers), logits.data_ptr())
+        given = (addresses(parameters), rows.data_ptr(), *shape, addresses(layers), logits.data_ptr())
         self._logits(self._gemm, *given, torch.get_num_threads())
         return logits, layers
 
@@ -64,7 +64,16 @@ class NeuMFKernels:
             return views(dense.zero_(), parameters)
         threads, of_logits = torch.get_num_threads(), of_logits.contiguous()
         space = rows.new_empty(threads * (7 * k * min(n, _BLOCK) + 4 * k + 2))
-        given = (_places(parameters), rows.data_ptr(), n, columns, k, row_bias, _places(layers), of_logits.data_ptr())
+        given = (
+            addresses(parameters),
+            rows.data_ptr(),
+            n,
+            columns,
+            k,
+            row_bias,
+            addresses(layers),
+            of_logits.data_ptr(),
+        )
         self._gradient(self._gemm, *given, out.data_ptr(), dense.data_ptr(), space.data_ptr(), threads)
         return views(dense, parameters)
 
@@ -86,7 +95,7 @@ class NeuMFKernels:
         space = rows.new_empty(threads * 20 * k * min(n, _BLOCK) + count * len(dense))
         moves = (dense.data_ptr(), step.data_ptr(), len(dense), rows.data_ptr(), deltas.index.data_ptr())
         tried = (ctypes.c_double * count)(*candidates)
-        found = (_places(layers), logits.data_ptr(), space.data_ptr())
+        found = (addresses(layers), logits.data_ptr(), space.data_ptr())
         shape = (n, columns, k, row_bias)
         self._candidates(self._gemm, *moves, deltas.values.data_ptr(), *shape, tried, count, *found, threads)
         return Tried(logits, [layers])
@@ -110,7 +119,3 @@ def _matrix_product() -> int | None:
     except (OSError, AttributeError):
         return None
     return ctypes.cast(function, _POINTER).value
-
-
-def _places(tensors: Sequence[Tensor]) -> Any:
-    return (_POINTER * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
