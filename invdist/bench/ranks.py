@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=31, help="medians are over this many chunks of each kind")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=["weak"], help="what to measure (default: weak)")
     parser.add_argument("--data", metavar="DIR", help="what they train on (default: MovieLens-1M, or one of its size)")
-    parser.add_argument("--epochs", type=int, default=20, help="epochs of each such run; the first does not count")
+    parser.add_argument("--epochs", type=int, default=12, help="epochs of each such run; the first does not count")
     parser.add_argument(
         "--latency", type=float, nargs="+", default=[5.0, 20.0], metavar="MS", help="latencies to simulate"
     )

@@ -23,6 +23,12 @@ class SharedRows:
     def __init__(self, of_ranks: Sequence[Tensor], comm: Comm) -> None:
         self.of_ranks, self._comm = of_ranks, comm
         self._written: Pending | None = None
+        self._frozen = False
+
+    def freeze(self) -> None:
+        """Nobody changes rows from now on; every rank calls it."""
+        self._comm.barrier()
+        self._frozen = True
 
     def tell_written(self) -> None:
         """Tells the others that this rank has written its rows."""
@@ -30,6 +36,8 @@ class SharedRows:
 
     def wait_until_written(self) -> None:
         """Waits until all ranks have written what they changed."""
+        if self._frozen:
+            return
         if self._written is None:
             self.tell_written()
         assert self._written is not None

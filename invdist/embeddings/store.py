@@ -138,6 +138,11 @@ class EmbeddingStore:
         arriving = self._send(answer, exchange.received, exchange.sent)
         return arriving.use(lambda parts: [self._whole(self._pieces(parts, route)) for route in routes])
 
+    def freeze(self) -> None:
+        """No row changes from now on, so that reading waits for no other rank; every rank calls it."""
+        if self._shared is not None:
+            self._shared.freeze()
+
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[None]:
         """All rows get other values inside, on every rank."""

@@ -242,6 +242,7 @@ def hold(config: Config, dataset: Dataset, strategy: Strategy, phases: Sequence[
     older = frozen_tables(config, dataset, model.rows.columns, device=model.device, comm=model.comm)
     with older.rewriting():
         restore_tables(parent.checkpoint, older, ById(parent.checkpoint, parent.ids(dataset), model))
+    older.freeze()
     counts = model.vectors.local_rows[:, model.backbone.dim + 1 :]
     steps = {"batch_size": batch_size(config), "steps": pace.steps_per_epoch}
     model.anchor = Anchor(older.local_rows, counts, model.backbone, **steps)

@@ -91,6 +91,7 @@ def load_or_learn(
         if len(rows):
             place = vectors.layout.multipliers.get(shard.table, 1)
             rows.copy_(read_vectors(found, shard.table, exposures, shard.row, shard.row + shard.rows, place))
+    vectors.freeze()
     return vectors
 
 

@@ -111,6 +111,26 @@ def test_ranks_read_each_others_rows_when_they_are_written(spec: dict[str, Any])
         assert np.array_equal(expected, seen)
 
 
+def _frozen(rank: int, ranks: int) -> tuple[list[int], bool]:
+    """Messages of reading rows before and after they are frozen, and whether the rows are the same."""
+    comm, messages, seen = connect(), [], []
+    spec = ModelSpec(users=40, items=30, dim=8, batch_size=16, sharding="row_wise")
+    model = build_recommender(spec, torch.device("cpu"), comm)
+    exchange = model.exchange(Pairs(torch.arange(30), torch.arange(30))).finish()
+    assert isinstance(comm, SharedMemoryComm)
+    for freeze in (False, True):
+        if freeze:
+            model.rows.freeze()
+        before = comm._number
+        seen.append(model.rows.pull(exchange)[0])
+        messages.append(comm._number - before)
+    return messages, torch.equal(*seen)
+
+
+def test_rows_that_never_change_are_read_without_a_message() -> None:
+    assert run_ranks(_frozen, 2) == [([1, 0], True)] * 2
+
+
 def _share(rank: int, ranks: int) -> list[float]:
     comm, own = connect(), torch.full((rank, 4), float(rank))
     shared = comm.share(own)
