@@ -147,17 +147,16 @@ void log_loss(const float *logit, const float *label, i64 n, float *out, int thr
 }
 
 static PART log_loss_sums_part(const float *logits, const float *label, i64 n, i64 begin, i64 end, double *out) {
-    logits += begin * n;
-    for (i64 row = begin; row < end; row++, logits += n) {
+    for (i64 row = begin; row < end; row++) {
         double sums[LANES] = {0}, sum = 0;
-        float loss[LANES];
-        i64 i = 0;
-        for (; i + LANES <= n; i += LANES) {
-            log_losses(logits + i, label + i, LANES, loss, 0);
-            for (int l = 0; l < LANES; l++) sums[l] += (double)loss[l];
+        for (i64 first = 0; first < n; first += BLOCK) {
+            const i64 some = least(BLOCK, n - first);
+            float loss[2 * BLOCK];  // and slopes, which nobody reads: so the loop is that of log_loss, in vectors
+            log_loss_part(logits + row * n + first, label + first, some, 0, some, loss);
+            memset(loss + some, 0, (BLOCK - some) * sizeof *loss);
+            for (i64 i = 0; i < BLOCK; i += LANES)
+                for (int l = 0; l < LANES; l++) sums[l] += (double)loss[i + l];
         }
-        log_losses(logits + i, label + i, n - i, loss, 0);
-        for (int l = 0; l < n - i; l++) sums[l] += loss[l];
         for (int l = 0; l < LANES; l++) sum += sums[l];
         out[row] = sum;
     }
