@@ -106,6 +106,7 @@ def train(config: Config, resume: str | None = None) -> tuple[AnyPath, int]:
     from invdist.training.progress import ProgressView
     from invdist.training.resume import check_resume
     from invdist.training.sizes import suited
+    from invdist.training.vectors import check_folder
 
     dataset = run_folder.data_of(config, resume) if resume else Dataset.open(config.data.path)
     config = suited(config, dataset)
@@ -123,6 +124,7 @@ def train(config: Config, resume: str | None = None) -> tuple[AnyPath, int]:
         config.checkpoint.path = absolute(config.checkpoint.path)
     if config.exposures.path is not None:
         config.exposures.path = absolute(config.exposures.path)
+    check_folder(config, dataset)
     if resume:
         run = path_at(resume)
         check_resume(config, run, dataset)

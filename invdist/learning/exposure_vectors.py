@@ -14,8 +14,8 @@ so each exposure costs one row pulled and one row pushed through the same exchan
     to items    Q[i] = sum of A[u, i] * Y[u]        the same with users and items swapped
 
 There is no learning rate, the order of exposures has no effect, and any number of ranks gives the same vectors up to
-rounding. Columns of a row: `dim + _EXTRA` of the iterated block, then the number of exposures, the number of labels
-(how many, not which), and padding.
+rounding. Columns of a row: `dim + _EXTRA` of the iterated block, then the number of exposures, the numbers of labels,
+of all and of those that train now (how many, not which), and padding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ half of the columns, else not. None: not at all."""
 Batch = tuple[np.ndarray, np.ndarray]
 """Users and items of exposures."""
 PADDING = 4
-"""Columns after the block: exposures, labels, and two unused, since FBGEMM needs a multiple of 4."""
+"""Columns after the block: exposures, labels, those that train now, and an unused one: FBGEMM needs a multiple of 4."""
 _EXTRA = 64
 """Columns beyond `dim` during the iteration: the leading ones then converge in a few products."""
 _SMOOTHING = 5.0

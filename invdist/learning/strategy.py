@@ -101,6 +101,9 @@ class Strategy(ABC):
     class Config(Section):
         """A strategy without options of its own."""
 
+    reads_rows = True
+    """Whether `score` reads the rows of the model. No exposure vectors are learned for a strategy that does not."""
+
     def __init__(self, setting: Setting, model: Recommender) -> None:
         self.options, self.setting, self.model = setting.options, setting, model
         self.watch = Stopwatch(getattr(model, "device", None))

@@ -19,6 +19,7 @@ from invdist.training import run_folder
 from invdist.training.checkpoint import CheckpointInfo
 from invdist.training.checkpoint.folder import CheckpointFolder
 from invdist.training.history import epoch_of
+from invdist.training.resume import check_same_model
 
 if TYPE_CHECKING:
     from invdist.serving.raw_ids import RawIds
@@ -107,6 +108,7 @@ def find_run(run: str | AnyPath, overrides: Sequence[str] = (), checkpoint: str 
     config, folder = run_folder.reopen(run, list(overrides))
     dataset = run_folder.data_of(config, run)
     info = _select(CheckpointFolder(run_folder.checkpoints(config, folder)), checkpoint)
+    check_same_model(info.path, info.extra, config)
     _check_dataset(run, info, dataset, any(text.startswith("data.path=") for text in overrides))
     return TrainedRun(folder, config, dataset, info)
 

@@ -16,7 +16,7 @@ from invdist.models.build import build_backbone
 from invdist.runtime.errors import UserError
 from invdist.runtime.memory import host_memory
 from invdist.training.build import phases_of, stream_of
-from invdist.training.sizes import batch_size, suited
+from invdist.training.sizes import batch_size, gamma, suited
 
 _INSTEAD = {
     "exposures": "use sampled, or prepare with label_fraction below 1",
@@ -44,6 +44,13 @@ def _misfits(config: Config, dataset: Dataset) -> Iterator[tuple[str, str]]:
     too_large = _exceeds_caps(config, _all_bytes(config, dataset))
     if too_large:
         yield "rows.dim", too_large
+    rate, decay = gamma(config), config.exposures.weight_decay
+    if config.exposures.vectors and decay is not None and rate * decay >= 1:
+        yield (
+            "exposures.weight_decay",
+            f"{decay:g} is too much: a step multiplies the head's weights by 1 - optimizer.gamma * weight_decay, which "
+            f"must be above 0; expected less than {1 / rate:g}",
+        )
     try:
         phases = phases_of(config, dataset)
     except UserError as error:

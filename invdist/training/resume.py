@@ -21,10 +21,8 @@ from invdist.training.checkpoint.folder import CheckpointFolder
 
 _ALWAYS_FIXED = ("method", "model", "rows.dim", "rows.bias", "rows.optimizer", "training.metric", "exposures.vectors")
 """What a checkpoint's tensors are, and what its metric means."""
-_FIXED_WITH_VECTORS = tuple(
-    f"exposures.{name}" for name in ("dim", "learned", "shrink", "version", "products", "hidden")
-)
-"""What else decides the columns and the head of a model with exposure vectors."""
+_FIXED_WITH_VECTORS = tuple(f"exposures.{name}" for name in ("dim", "learned", "shrink", "products", "hidden"))
+"""What else decides the columns and the head of a model with exposure vectors, beside the version of `shrink`."""
 _FIXED_WITHIN_EPOCH = ("data.batch_size", "data.window_rows", "seed")
 """What gives the position within an epoch its meaning, beside `unlabeled.*` and the strategy's phases."""
 
@@ -69,10 +67,12 @@ def check_continues(
 
 def check_same_model(path: str, extra: Mapping[str, Any], config: Config) -> None:
     """Raises `UserError` if `config` is of another model than the checkpoint at `path`, whatever the data set is."""
-    if always := _changed(extra, config, _ALWAYS_FIXED + (_FIXED_WITH_VECTORS if config.exposures.vectors else ())):
+    fixed = [*_ALWAYS_FIXED]
+    if config.exposures.vectors:
+        fixed += [*_FIXED_WITH_VECTORS, *(["exposures.version"] if config.exposures.shrink else [])]
+    if always := _changed(extra, config, fixed):
         raise UserError(
-            f"{path} was trained with {always}, which a run that goes on from it cannot change: leave it as it "
-            "was, or start a new run"
+            f"{path} was trained with {always}, which cannot change: leave it as it was, or train a new run"
         )
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 
 from invdist.config import Config
+from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
 from invdist.data.schema import TRAINING_LABELED
 from invdist.models.build import build_backbone
@@ -24,8 +25,12 @@ _GAMMA, _GAMMA_BATCH = 1e-3, 1024
 
 
 def suited(config: Config, dataset: Dataset) -> Config:
-    """A copy of `config` with a number for every `auto`, by the rule in docs/using.md; other settings are unchanged."""
+    """A copy of `config` with a number for every `auto`, by the rule in docs/using.md.
+
+    Without exposure vectors where nothing would read them; other settings are unchanged.
+    """
     suited = config.model_copy(deep=True)
+    suited.exposures.vectors &= STRATEGIES.get(suited.method).reads_rows
     rows, ray = dataset.rows, suited.ray
     if suited.data.batch_size == "auto":
         labels = sum(rows[split] for split in TRAINING_LABELED)

@@ -51,6 +51,17 @@ def vectors_folder(config: Config, dataset: Dataset) -> str:
     return absolute(f"{root}/{dataset.fingerprint}-{exposures.learned}-{how}-v{_version(exposures)}")
 
 
+def check_folder(config: Config, dataset: Dataset) -> None:
+    """Raises `UserError` if the vectors of a run cannot be kept where its settings say."""
+    folder = vectors_folder(config, dataset)
+    if config.exposures.vectors and "://" not in folder:
+        try:
+            Path(folder).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            key = "exposures.path" if config.exposures.path else "runs"
+            raise UserError(f"{key}: cannot make {Path(folder).parent}: {error.strerror}") from None
+
+
 def _version(exposures: ExposuresConfig) -> int:
     return exposures.version if exposures.shrink else 1
 

@@ -57,6 +57,12 @@ def test_a_data_set_that_moved_is_found_by_its_new_path(trained_run: Path, tiny_
     assert run.dataset.path == str(tmp_path / "moved")
 
 
+@pytest.mark.parametrize("setting", ["rows.dim=16", "model=neumf", "exposures.vectors=true"])
+def test_settings_of_another_model_are_refused(trained_run: Path, setting: str) -> None:
+    with pytest.raises(UserError, match=rf"was trained with {setting.partition('=')[0]}=\w+, which cannot change"):
+        open_run(trained_run, [setting])
+
+
 def test_a_strategy_that_scores_its_own_way_must_say_how() -> None:
     class Odd(Strategy):
         def score(self, pairs):  # pragma: no cover

@@ -52,6 +52,13 @@ def test_a_run_that_does_not_fit_its_data_is_refused_with_every_reason() -> None
         ({"unclear": 0}, 300, {"method": "ig", "unlabeled": {"source": "sampled"}}, ""),
         ({"unclear": 0}, 300, {"method": "none"}, ""),
         ({"unclear": 0}, 300, {"method": "none", "exposures": {"vectors": True}}, ""),
+        (
+            {},
+            300,
+            {"method": "none", "exposures": {"vectors": True, "weight_decay": 2000}},
+            "exposures.weight_decay: 2000 is too much",
+        ),
+        ({}, 300, {"method": "none", "exposures": {"vectors": True, "weight_decay": 900}}, ""),
         ({}, 5, {"method": "ns", "unlabeled": {"source": "sampled"}}, "all 200 x 5 pairs observed"),
         ({}, 5, {"method": "dns"}, "method: dns cannot do its phase train"),
         ({}, 5, {"method": "ns"}, ""),

@@ -28,7 +28,7 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model=neumf", "was trained with model=gmf, which a run that goes on from it cannot change"),
+        ("model=neumf", "was trained with model=gmf, which cannot change"),
         ("method=none", "method=ig"),
         ("rows.dim=16", "rows.dim=8"),
         ("rows.bias=false", "rows.bias=True"),
@@ -126,7 +126,7 @@ def test_checkpoints_of_earlier_versions_go_on_within_an_epoch(tiny_data: Path) 
         check_continues("old", Position(step=5), extra, config, dataset, phases)
     extra["config"] = configs.dump(config)
     config.exposures.dim = 32
-    with pytest.raises(UserError, match=r"exposures.dim=64, which a run that goes on from it cannot change"):
+    with pytest.raises(UserError, match=r"exposures.dim=64, which cannot change"):
         check_continues("new", Position(), extra, config, dataset, phases)
 
 

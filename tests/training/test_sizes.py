@@ -10,6 +10,7 @@ import pytest
 
 from invdist import config as configs
 from invdist.config.defaults import OWN_DATA
+from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
 from invdist.training.data_checks import misfits
 from invdist.training.sizes import again_automatic, batch_size, gamma, suited
@@ -77,3 +78,9 @@ def test_sizes_that_were_chosen_for_a_data_set_are_told_from_those_that_were_giv
     assert again_automatic(given, _dataset(500_000)) == []
     given = suited(configs.load(OWN_DATA, ["optimizer.gamma=0.5"]), _dataset(500_000))
     assert again_automatic(given, _dataset(500_000)) == ["data.batch_size=auto"]
+
+
+@pytest.mark.parametrize("method", STRATEGIES.names())
+def test_nobody_learns_exposure_vectors_to_count_means(method: str) -> None:
+    config = configs.load(OWN_DATA, [f"method={method}", "exposures.vectors=true"])
+    assert suited(config, _dataset(1000)).exposures.vectors == (method != "means")

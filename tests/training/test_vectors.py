@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from invdist import config as configs
+from invdist import train
 from invdist.config import Config
 from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
@@ -274,3 +275,13 @@ def test_every_strategy_trains_with_them_by_one_setting(tiny_data: Path, tmp_pat
         assert own.abs().sum() > 0  # the head's columns have learned
     (folder,) = (tmp_path / "kept").iterdir()
     assert folder.is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    where = f"exposures.path={tmp_path / 'file' / 'vectors'}"
+    assert train.main([f"data.path={tiny_data}", f"runs={tmp_path / 'runs'}", "exposures.vectors=true", where]) == 2
+    assert f"exposures.path: cannot make {tmp_path / 'file' / 'vectors'}: Not a directory" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

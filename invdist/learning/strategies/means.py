@@ -27,6 +27,8 @@ class Means(Strategy):
         smoothing: Positive = SMOOTHING
         """Rows at the overall mean that are added to each user and each item."""
 
+    reads_rows = False
+
     def __init__(self, setting: Setting, model: Recommender) -> None:
         super().__init__(setting, model)
         # Rows and positives of every user, then of every item: those of the last whole epoch, and those that this
