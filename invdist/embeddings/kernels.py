@@ -24,7 +24,10 @@ _LOSS, _INDEX = 8, 8
 
 
 class Kernels:
-    """Rows are float32, indices int64, everything contiguous and on the CPU."""
+    """Rows are float32, indices int64, everything contiguous and on the CPU.
+
+    Lengths are `shape[0]` here: `len` of a tensor takes four times as long, and a step asks for dozens.
+    """
 
     def __init__(self, rows: ctypes.CDLL, steps: ctypes.CDLL) -> None:
         def function(name: str, *arguments: Any, gives: Any = _INT) -> Any:
@@ -60,7 +63,7 @@ class Kernels:
 
         None if the keys are too large for it.
         """
-        n = len(keys)
+        n = keys.shape[0]
         space = torch.empty(5 * n, dtype=torch.int64)
         at = space.data_ptr()
         count = self._unique(keys.contiguous().data_ptr(), n, at, at + 8 * n, at + 16 * n, at + 24 * n)
@@ -70,7 +73,12 @@ class Kernels:
         """The place of each occurrence among the distinct keys."""
         out = torch.empty_like(order)
         self._inverse(
-            order.data_ptr(), starts.data_ptr(), len(starts), len(order), out.data_ptr(), _team(_INDEX * len(order))
+            order.data_ptr(),
+            starts.data_ptr(),
+            starts.shape[0],
+            order.shape[0],
+            out.data_ptr(),
+            _team(_INDEX * order.shape[0]),
         )
         return out
 
@@ -78,19 +86,19 @@ class Kernels:
         """`table[index]`, into `out` if given."""
         assert table.is_contiguous()
         rows, width = table.shape
-        out = table.new_empty((len(index), width)) if out is None else out
+        out = torch.empty((index.shape[0], width)) if out is None else out
         index = index.contiguous()
-        place = (table.data_ptr(), rows, width, index.data_ptr(), len(index), out.data_ptr())
-        _check(self._gather(*place, _team(len(index) * width)), index, rows)
+        place = (table.data_ptr(), rows, width, index.data_ptr(), index.shape[0], out.data_ptr())
+        _check(self._gather(*place, _team(index.shape[0] * width)), index, rows)
         return out
 
     def gather_keys(self, tables: Sequence[Tensor], row_bits: int, keys: Tensor, out: Tensor) -> Tensor:
         """The rows of keys, which have the number of a table above its `row_bits` and a row of it below."""
         width, count = tables[0].shape[1], len(tables)
         places = addresses(tables)
-        rows = (_INT * count)(*(len(table) for table in tables))
-        place = (places, rows, count, row_bits, width, keys.data_ptr(), len(keys), out.data_ptr())
-        wrong = self._gather_keys(*place, _team(len(keys) * width))
+        rows = (_INT * count)(*(table.shape[0] for table in tables))
+        place = (places, rows, count, row_bits, width, keys.data_ptr(), keys.shape[0], out.data_ptr())
+        wrong = self._gather_keys(*place, _team(keys.shape[0] * width))
         if wrong != -1:
             owner, row = divmod(int(keys[wrong]), 1 << row_bits)
             raise IndexError(f"row {row} of rank {owner}: there are {count} ranks with {list(rows)} rows")
@@ -99,10 +107,10 @@ class Kernels:
     def gather_parts(self, parts: Sequence[Tensor], index: Tensor, out: Tensor | None = None) -> Tensor:
         """`torch.cat(parts)[index]` for indices in range, into `out` if given."""
         width = parts[0].shape[1]
-        out = parts[0].new_empty((len(index), width)) if out is None else out
+        out = torch.empty((index.shape[0], width)) if out is None else out
         index = index.contiguous()
-        place = (*_places(parts), width, index.data_ptr(), len(index), out.data_ptr())
-        self._gather_parts(*place, _team(len(index) * width))
+        place = (*_places(parts), width, index.data_ptr(), index.shape[0], out.data_ptr())
+        self._gather_parts(*place, _team(index.shape[0] * width))
         return out
 
     def sum(
@@ -115,29 +123,29 @@ class Kernels:
     ) -> Tensor:
         """`scale` times the sums of `torch.cat(parts)` (`[occurrences, width]`) by distinct row."""
         width = parts[0].shape[1]
-        out = parts[0].new_empty((len(starts), width)) if out is None else out
-        segments = (order.data_ptr(), starts.data_ptr(), len(starts), len(order))
-        self._sum(*_places(parts), width, *segments, scale, out.data_ptr(), _team(len(order) * width))
+        out = torch.empty((starts.shape[0], width)) if out is None else out
+        segments = (order.data_ptr(), starts.data_ptr(), starts.shape[0], order.shape[0])
+        self._sum(*_places(parts), width, *segments, scale, out.data_ptr(), _team(order.shape[0] * width))
         return out
 
     def add(self, table: Tensor, index: Tensor, values: Tensor, scale: float) -> None:
         """`table[index] += scale * values` for distinct indices."""
         rows, width = table.shape
-        place = (table.data_ptr(), rows, width, index.data_ptr(), len(index), values.data_ptr())
-        _check(self._add(*place, scale, _team(len(index) * width)), index, rows)
+        place = (table.data_ptr(), rows, width, index.data_ptr(), index.shape[0], values.data_ptr())
+        _check(self._add(*place, scale, _team(index.shape[0] * width)), index, rows)
 
     def places(self, given: Tensor, wanted: Tensor, order: Tensor, starts: Tensor) -> Tensor:
         """The place of each occurrence of the distinct rows `wanted` among the distinct rows `given`, or -1."""
         out = torch.empty_like(order)
-        distinct = (given.data_ptr(), len(given), wanted.data_ptr(), order.data_ptr(), starts.data_ptr())
-        self._places(*distinct, len(starts), len(order), out.data_ptr(), _team(_INDEX * len(order)))
+        distinct = (given.data_ptr(), given.shape[0], wanted.data_ptr(), order.data_ptr(), starts.data_ptr())
+        self._places(*distinct, starts.shape[0], order.shape[0], out.data_ptr(), _team(_INDEX * order.shape[0]))
         return out
 
     def locate(self, ids: Tensor, block: int, bases: Tensor, multiplier: int, rows: int) -> Tensor:
         """The keys of ids of a table cut into blocks of rows; see `RowLocator`."""
         ids = ids.contiguous()
         out = torch.empty_like(ids)
-        wrong = self._locate(ids.data_ptr(), len(ids), block, bases.data_ptr(), multiplier, rows, out.data_ptr())
+        wrong = self._locate(ids.data_ptr(), ids.shape[0], block, bases.data_ptr(), multiplier, rows, out.data_ptr())
         if wrong != -1:
             raise IndexError(f"id {int(ids[wrong])} of a table with {rows} rows")
         return out
@@ -153,14 +161,16 @@ class Kernels:
 
     def dual_loss(self, logit: Tensor) -> Tensor:
         """Loss, w1, w0 and slope of the inverse dual loss of each logit: float64 `[4, n]`; see `losses.py`."""
-        out = torch.empty((4, len(logit)), dtype=torch.float64)
-        self._dual_loss(logit.data_ptr(), len(logit), out.data_ptr(), _team(_LOSS * len(logit)))
+        out = torch.empty((4, logit.shape[0]), dtype=torch.float64)
+        self._dual_loss(logit.data_ptr(), logit.shape[0], out.data_ptr(), _team(_LOSS * logit.shape[0]))
         return out
 
     def log_loss(self, logit: Tensor, label: Tensor) -> Tensor:
         """Log-loss and slope of each logit: `[2, n]`."""
-        out = torch.empty((2, len(logit)))
-        self._log_loss(logit.data_ptr(), label.data_ptr(), len(logit), out.data_ptr(), _team(_LOSS * len(logit)))
+        out = torch.empty((2, logit.shape[0]))
+        self._log_loss(
+            logit.data_ptr(), label.data_ptr(), logit.shape[0], out.data_ptr(), _team(_LOSS * logit.shape[0])
+        )
         return out
 
     def log_loss_sums(self, logits: Tensor, label: Tensor) -> list[float]:
@@ -190,22 +200,22 @@ class Kernels:
         """One step of AdamW, the `step`-th, of some columns (first, number) of distinct rows of (values, m, v)."""
         rows, width = tables[0].shape
         values, m, v = (table.data_ptr() for table in tables)
-        place = (values, m, v, rows, width, index.data_ptr(), len(index), gradient.data_ptr(), *columns)
+        place = (values, m, v, rows, width, index.data_ptr(), index.shape[0], gradient.data_ptr(), *columns)
         constants = (step, gamma, *betas, eps, weight_decay)
-        _check(self._adamw(*place, *constants, _team(3 * len(index) * columns[1])), index, rows)
+        _check(self._adamw(*place, *constants, _team(3 * index.shape[0] * columns[1])), index, rows)
 
     def gmf_logits(self, rows: Tensor, weight: Tensor, bias: Tensor, row_bias: bool) -> Tensor:
         """`weight . (user * item) + bias` of rows `[2n, width]`, users first; `row_bias`: see `GMF`."""
-        n, width = len(rows) // 2, rows.shape[1]
-        out, user = rows.new_empty(n), rows.data_ptr()
+        n, width = rows.shape[0] // 2, rows.shape[1]
+        out, user = torch.empty(n), rows.data_ptr()
         place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias)
         self._gmf_logits(*place, weight.data_ptr(), bias.data_ptr(), out.data_ptr(), _team(2 * n * width))
         return out
 
     def gmf_gradient(self, rows: Tensor, weight: Tensor, row_bias: bool, logit: Tensor, out: Tensor) -> Tensor:
         """The gradient of the rows `[2n, width]` (in `out`) and of (weight, bias) from that of the logits `[n]`."""
-        n, width = len(rows) // 2, rows.shape[1]
-        dense, user = weight.new_empty(weight.numel() + 1), rows.data_ptr()
+        n, width = rows.shape[0] // 2, rows.shape[1]
+        dense, user = torch.empty(weight.numel() + 1), rows.data_ptr()
         place = (user, user + 4 * n * width, n, width, weight.numel(), row_bias, weight.data_ptr())
         self._gmf_gradient(*place, logit.data_ptr(), out.data_ptr(), dense.data_ptr(), _team(2 * n * width))
         return dense
@@ -224,8 +234,8 @@ class Kernels:
 
         `deltas[index]` is what is added to the rows (nothing at -1), `step` what is added to `dense`, (weight, bias).
         """
-        n, width, k = len(rows) // 2, rows.shape[1], len(dense) - 1
-        out = rows.new_empty((len(candidates), n))
+        n, width, k = rows.shape[0] // 2, rows.shape[1], dense.shape[0] - 1
+        out = torch.empty((len(candidates), n))
         place = (rows.data_ptr(), index.data_ptr(), deltas.data_ptr(), n, width, k, row_bias)
         tried = (_DOUBLE * len(candidates))(*candidates)
         given = (dense.data_ptr(), step.data_ptr(), tried, len(candidates), out.data_ptr())
@@ -240,7 +250,7 @@ def _team(values: int) -> int:
 
 def _places(parts: Sequence[Tensor]) -> tuple[Any, Any]:
     """Where the parts are in memory, and the first row of each among all rows, and the end."""
-    edges = list(accumulate((len(part) for part in parts), initial=0))
+    edges = list(accumulate((part.shape[0] for part in parts), initial=0))
     return addresses(parts), (_INT * len(edges))(*edges)
 
 

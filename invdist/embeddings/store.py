@@ -64,7 +64,8 @@ class EmbeddingStore:
         self._copied = [shard for shard in self.layout.on(comm.rank) if shard.table in self._replicated]
         shared = comm.share(tables.local_rows)
         self._shared = None if shared is None else SharedRows(shared, comm)
-        self.local_rows = use_huge_pages(tables.local_rows) if shared is None else shared[comm.rank]
+        own = use_huge_pages(tables.local_rows) if shared is None else shared[comm.rank]
+        self.local_rows = own.detach()  # nothing that is computed of them has a gradient, so no method turns it off
         self.plan_stats = tables.stats
         self.comm, self._bf16 = comm, payload == "bf16"
         self.changed: Tensor | None = None
@@ -113,7 +114,6 @@ class EmbeddingStore:
         """
         return Exchange(self._locate, self.comm, groups, sums=self._bf16, exact=distinct)
 
-    @torch.no_grad()
     def pull(self, exchange: Exchange, distinct: Sequence[int] = ()) -> list[Tensor]:
         """The rows of every group: `[2n, columns]` each, users first.
 
@@ -188,7 +188,6 @@ class EmbeddingStore:
             return pieces[held:], pieces[:held]
         return pieces[: len(pieces) - held], pieces[len(pieces) - held :]
 
-    @torch.no_grad()
     def push(self, route: Route, gradient: Tensor) -> Callable[..., RowUpdate]:
         """Sends the gradient of one group's rows, as they were pulled, summed by distinct row, to their owners.
 
@@ -231,7 +230,6 @@ class EmbeddingStore:
             return self.comm.all_gather(rows, copies.received, copies.counts)
         return _Widened(self.comm.all_gather(rows.bfloat16(), copies.received, copies.counts))
 
-    @torch.no_grad()
     def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
         """What `update` would add to the rows of a group, `[2n, columns]`."""
         if route.local:
@@ -255,7 +253,6 @@ class EmbeddingStore:
         held.copy_(torch.where(own < 0, -1, own + len(arrived)))
         return Deltas(torch.cat([arrived, update.values]), index)
 
-    @torch.no_grad()
     def add(self, update: RowUpdate, scale: float | Tensor) -> None:
         """Adds `scale * update` to the rows it touches; nothing where the scale is 0."""
         if not isinstance(scale, float) or scale:
@@ -264,7 +261,6 @@ class EmbeddingStore:
                 self._shared.changed()
         add_rows(self.local_rows, update.unique.rows, update.values, scale)
 
-    @torch.no_grad()
     def step(self, gradient: RowUpdate) -> None:
         """One optimizer step on the touched rows."""
         self._note_changed(gradient.unique.rows)

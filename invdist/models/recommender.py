@@ -190,7 +190,6 @@ class Recommender:
         with self._autocast():
             return self.backbone.of_candidate(rows, tried, chosen).float()
 
-    @torch.no_grad()
     def add(self, step: Update, scale: float | Tensor) -> None:
         """Commits `theta + scale * step`; nothing changes at 0."""
         self.rows.add(step.rows, scale)
@@ -199,7 +198,6 @@ class Recommender:
         elif scale:
             self._flat.add_(step.dense, alpha=scale)
 
-    @torch.no_grad()
     def step(self, gradient: Update) -> None:
         """One gamma step of the optimizers of rows and dense parameters."""
         if self.anchor is not None:
