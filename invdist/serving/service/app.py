@@ -57,7 +57,14 @@ class Serving(Protocol):
 
 def build_app(serving: Serving, token: str) -> FastAPI:
     """The application. Every path but `OPEN_PATHS` needs the header `Authorization: Bearer TOKEN`."""
-    app = FastAPI(title="invdist", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="invdist",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # a redirect has no body, and goes to the Host that the client names
+    )
 
     async def score(request: ScoreRequest) -> Answer:
         """Scores of pairs, as `invdist score` gives them: logit, probability, known."""

@@ -134,6 +134,7 @@ _HOSTILE: list[tuple[str, str, bytes | str, int, str]] = [
     ("k above the catalogue", "/recommend", '{"user": 1, "k": 301}', 422, "301 is more than the 300 items"),
     ("prior for users", "/recommend", '{"user": 1, "unknown": "prior"}', 422, "unknown: expected null, drop, not"),
     ("another path", "/scores", _ONE, 404, "there is no '/scores'"),
+    ("a slash at the end", "/score/", _ONE, 404, "there is no '/score/'"),
     ("up", "/../../etc/passwd", _ONE, 404, "there is no"),
     ("up, written otherwise", "/score/%2e%2e/%2e%2e/etc/passwd", _ONE, 404, "there is no"),
     ("a nul", "/score%00", _ONE, 404, "there is no"),
