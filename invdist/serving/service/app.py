@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -104,7 +105,11 @@ def build_app(serving: Serving, token: str) -> FastAPI:
 
     async def metrics() -> Response:
         """Metrics of all replicas of this node, for Prometheus."""
-        return Response(await serving.metrics(), media_type="text/plain; version=0.0.4")
+        try:
+            async with asyncio.timeout(serving.limits.seconds):
+                return Response(await serving.metrics(), media_type="text/plain; version=0.0.4")
+        except (OSError, http.client.HTTPException):  # TimeoutError is an OSError
+            return _error(503, "Ray did not give the metrics of this node; try again")
 
     async def schema() -> Response:
         return _json(200, openapi.completed(app.openapi()))
@@ -147,6 +152,9 @@ def _add_route(
             else:
                 response = _error(503, f"no answer within {seconds}; try again, or ask for less")
                 response.headers["Retry-After"] = "1"
+        except Exception:
+            serving.observe(path, 500, time.perf_counter() - started, rows)
+            raise
         serving.observe(path, response.status_code, time.perf_counter() - started, rows)
         return response
 

@@ -74,7 +74,7 @@ class _Replica:
         configure_process(threads=1)
         self.limits, self._token, self._loader = limits, token, loader
         self._metrics = ServiceMetrics()
-        self._scoring, self._long = ThreadPoolExecutor(1, "scoring"), ThreadPoolExecutor(1, "long")
+        self._scoring, self._long, self._asking = (ThreadPoolExecutor(1, name) for name in ("scoring", "long", "ask"))
         self._name: str | None = None
         await self._take_newest()
         self._following = asyncio.get_running_loop().create_task(self._follow())
@@ -93,7 +93,7 @@ class _Replica:
 
     async def metrics(self) -> str:
         """Metrics of all replicas of this node."""
-        return await self.in_thread(lambda: node_metrics("ray_invdist_"))
+        return await asyncio.get_running_loop().run_in_executor(self._asking, node_metrics, "ray_invdist_")
 
     def observe(self, route: str, status: int, seconds: float, rows: int) -> None:
         """Counts an answer."""

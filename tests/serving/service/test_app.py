@@ -221,5 +221,23 @@ def test_an_error_of_the_service_shows_nothing_of_itself(
     answer = client.post("/score", user=1, item=[5])
     assert answer.status == 500
     assert b"secret" not in answer.body
+    assert serving.seen[-1] == ("/score", 500, 0)
     monkeypatch.undo()
     assert client.post("/score", user=1, item=[5]).status == 200
+
+
+def test_metrics_that_ray_does_not_give_are_an_error_in_time(
+    client: Client, serving: LocalServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> str:
+        raise ConnectionRefusedError("secret")
+
+    async def hang() -> str:
+        await asyncio.sleep(30)
+        return ""
+
+    monkeypatch.setattr(serving, "limits", dataclasses.replace(serving.limits, seconds=0.2))
+    for metrics in (fail, hang):
+        monkeypatch.setattr(serving, "metrics", metrics)
+        answer = client.send("GET", "/metrics")
+        assert (answer.status, answer.json) == (503, {"error": "Ray did not give the metrics of this node; try again"})
