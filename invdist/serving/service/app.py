@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from invdist import __version__
 from invdist.config.fields import Section
@@ -152,6 +153,8 @@ def _add_route(
             else:
                 response = _error(503, f"no answer within {seconds}; try again, or ask for less")
                 response.headers["Retry-After"] = "1"
+        except ClientDisconnect:
+            response = _error(499, "the client went away")  # counted, as nginx does; nobody reads it
         except Exception:
             serving.observe(path, 500, time.perf_counter() - started, rows)
             raise

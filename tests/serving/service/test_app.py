@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 import invdist
 from invdist.serving.service.batching import Batcher
-from tests.serving.service.conftest import Client, LocalServing
+from tests.serving.service.conftest import TOKEN, Client, LocalServing
 
 PAIRS: dict[str, Any] = {"user": [1, 77777, 2, 2, 3], "item": [5, 6, 6, 99999, 8]}
 
@@ -34,6 +36,9 @@ def test_one_user_stands_for_all_items_and_texts_for_numbers(client: Client) -> 
     assert client.post("/score", user=2, item=[5, 6, 7]).json == whole
     assert client.post("/score", user="2", item=["5", "6", "7"]).json == whole
     assert client.post("/score", user=2, item=[]).json["score"] == []
+    assert client.send("POST", "/score", '{"user": 1, "user": 2, "item": [5, 6, 7]}').json == whole, (
+        "the last one counts"
+    )
 
 
 def test_annotations_and_recommendations_equal_those_of_the_api(client: Client, trained_run: Path) -> None:
@@ -209,6 +214,17 @@ def test_a_body_that_does_not_come_is_the_fault_of_the_client(client: Client, se
         serving.limits = before
     assert (answer.status, serving.seen[-1]) == (408, ("/score", 408, 0))
     assert "the body did not come within 0.2 s" in answer.json["error"]
+
+
+def test_a_client_that_goes_away_is_no_error_of_the_service(client: Client, serving: LocalServing) -> None:
+    counted = len(serving.seen)
+    head = f"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", client.port)) as connection:
+        connection.sendall(f"{head}Content-Length: 99\r\n\r\n{{".encode())
+    deadline = time.monotonic() + 10
+    while len(serving.seen) == counted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert serving.seen[counted:] == [("/score", 499, 0)]
 
 
 def test_an_error_of_the_service_shows_nothing_of_itself(
