@@ -20,6 +20,9 @@ from invdist.runtime.errors import UserError, exit_on_user_error
 from invdist.runtime.install import check_stack
 from invdist.runtime.private_ray import LOOPBACK
 
+_MOST = {"replicas": 1000, "max_rows": 1 << 30, "max_bytes": 1 << 27, "timeout": 86_400}
+"""Upper bounds of numbers. HAProxy has buffers below 256 MiB and times below 25 days."""
+
 
 @exit_on_user_error
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from invdist.serving.service.launch import running_service
     from invdist.serving.service.requests import Limits
 
-    for name in ("replicas", "max_rows", "max_bytes", "timeout"):
-        if getattr(args, name) <= 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected more than 0")
+    for name, most in _MOST.items():
+        value = getattr(args, name)
+        if not 0 < value <= most:
+            raise UserError(f"--{name.replace('_', '-')} {value}: expected more than 0 and at most {most:,}")
     if not 0 <= args.port < 1 << 16:
         raise UserError(f"--port {args.port}: expected 0 to 65535")
     arguments.open_run(args)  # what cannot be opened is said before anything is started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from invdist import __version__
 from invdist.config.fields import Section
@@ -57,7 +59,14 @@ class Serving(Protocol):
 
 def build_app(serving: Serving, token: str) -> FastAPI:
     """The application. Every path but `OPEN_PATHS` needs the header `Authorization: Bearer TOKEN`."""
-    app = FastAPI(title="invdist", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="invdist",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # a redirect has no body, and goes to the Host that the client names
+    )
 
     async def score(request: ScoreRequest) -> Answer:
         """Scores of pairs, as `invdist score` gives them: logit, probability, known."""
@@ -97,7 +106,11 @@ def build_app(serving: Serving, token: str) -> FastAPI:
 
     async def metrics() -> Response:
         """Metrics of all replicas of this node, for Prometheus."""
-        return Response(await serving.metrics(), media_type="text/plain; version=0.0.4")
+        try:
+            async with asyncio.timeout(serving.limits.seconds):
+                return Response(await serving.metrics(), media_type="text/plain; version=0.0.4")
+        except (OSError, http.client.HTTPException):  # TimeoutError is an OSError
+            return _error(503, "Ray did not give the metrics of this node; try again")
 
     async def schema() -> Response:
         return _json(200, openapi.completed(app.openapi()))
@@ -140,6 +153,11 @@ def _add_route(
             else:
                 response = _error(503, f"no answer within {seconds}; try again, or ask for less")
                 response.headers["Retry-After"] = "1"
+        except ClientDisconnect:
+            response = _error(499, "the client went away")  # counted, as nginx does; nobody reads it
+        except Exception:
+            serving.observe(path, 500, time.perf_counter() - started, rows)
+            raise
         serving.observe(path, response.status_code, time.perf_counter() - started, rows)
         return response
 

@@ -13,19 +13,18 @@ from typing import Any
 import ray
 from ray import serve
 
-from invdist.runtime.errors import UserError
 from invdist.runtime.process import configure_process
+from invdist.serving.run import TrainedRun
 from invdist.serving.service.app import build_app
 from invdist.serving.service.batching import Batcher
 from invdist.serving.service.front import close_internal_port
 from invdist.serving.service.metrics import ServiceMetrics
 from invdist.serving.service.model import ServedModel, pack
 from invdist.serving.service.requests import Limits
-from invdist.serving.service.watch import CheckpointWatcher
+from invdist.serving.service.watch import POLL_SECONDS, CheckpointWatcher
 from invdist.serving.service.whole_answers import write_whole_answers
 from invdist.training.ray_metrics import node_metrics
 
-_POLL_SECONDS = 1.0
 _log = logging.getLogger("ray.serve")
 
 
@@ -35,34 +34,20 @@ class Loader:
 
     def __init__(self, watcher: CheckpointWatcher) -> None:
         close_internal_port()
-        self._watcher, self._number = watcher, 0
+        self._number = 0
         self._newest: Any = None
-        self._load()
-        threading.Thread(target=self._follow, name="checkpoints", daemon=True).start()
+        watcher.changed(self._take)
+        threading.Thread(target=watcher.follow, args=(self._take,), name="checkpoints", daemon=True).start()
 
     async def newest(self, known: str | None) -> tuple[str, list[Any]] | None:
         """(its name, a reference to it in a list) if another model than `known` is to be served."""
         name, reference = self._newest
         return None if name == known else (name, [reference])  # in a list: a bare reference would be copied here
 
-    def _load(self) -> None:
-        run = self._watcher.changed()
-        if run is not None:
-            self._number += 1
-            # The time tells models of this loader from those of one that died.
-            self._newest = f"{time.time_ns()}-{self._number}", ray.put(pack(run))
-
-    def _follow(self) -> None:
-        said = ""
-        while True:
-            time.sleep(_POLL_SECONDS)
-            try:
-                self._load()
-                said = ""
-            except (UserError, OSError) as error:  # a checkpoint that was removed meanwhile, or is damaged
-                if str(error) != said:
-                    said = str(error)
-                    _log.warning("the checkpoint in use stays: %s", said)
+    def _take(self, run: TrainedRun) -> None:
+        self._number += 1
+        # The time tells models of this loader from those of one that died.
+        self._newest = f"{time.time_ns()}-{self._number}", ray.put(pack(run))
 
 
 class _Replica:
@@ -74,7 +59,7 @@ class _Replica:
         configure_process(threads=1)
         self.limits, self._token, self._loader = limits, token, loader
         self._metrics = ServiceMetrics()
-        self._scoring, self._long = ThreadPoolExecutor(1, "scoring"), ThreadPoolExecutor(1, "long")
+        self._scoring, self._long, self._asking = (ThreadPoolExecutor(1, name) for name in ("scoring", "long", "ask"))
         self._name: str | None = None
         await self._take_newest()
         self._following = asyncio.get_running_loop().create_task(self._follow())
@@ -93,7 +78,7 @@ class _Replica:
 
     async def metrics(self) -> str:
         """Metrics of all replicas of this node."""
-        return await self.in_thread(lambda: node_metrics("ray_invdist_"))
+        return await asyncio.get_running_loop().run_in_executor(self._asking, node_metrics, "ray_invdist_")
 
     def observe(self, route: str, status: int, seconds: float, rows: int) -> None:
         """Counts an answer."""
@@ -111,7 +96,7 @@ class _Replica:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
                 await self._take_newest()
             except Exception as error:  # the loader is being restarted, say: what is served stays

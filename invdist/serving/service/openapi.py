@@ -57,7 +57,7 @@ def of_body(kind: type[Section], columns: Sequence[str]) -> dict[str, Any]:
 def of_metrics() -> dict[str, Any]:
     """What OpenAPI says of the page for Prometheus."""
     text = {"description": "Metrics, as Prometheus reads them.", "content": {"text/plain": {}}}
-    return {"security": _BEARER, "responses": {"200": text, "401": _error("401")}}
+    return {"security": _BEARER, "responses": {"200": text, **{status: _error(status) for status in ("401", "503")}}}
 
 
 def completed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -64,11 +64,11 @@ class Client:
     """Sends requests with the token, unless `headers` say otherwise."""
 
     def __init__(self, port: int, token: str) -> None:
-        self._port, self._token = port, token
+        self.port, self._token = port, token
 
     def send(self, method: str, path: str, body: bytes | str = b"", headers: dict[str, str] | None = None) -> Answered:
         usual = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, {**usual, **(headers or {})})
             answer = connection.getresponse()

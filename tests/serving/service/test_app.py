@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 import invdist
 from invdist.serving.service.batching import Batcher
-from tests.serving.service.conftest import Client, LocalServing
+from tests.serving.service.conftest import TOKEN, Client, LocalServing
 
 PAIRS: dict[str, Any] = {"user": [1, 77777, 2, 2, 3], "item": [5, 6, 6, 99999, 8]}
 
@@ -34,6 +36,9 @@ def test_one_user_stands_for_all_items_and_texts_for_numbers(client: Client) -> 
     assert client.post("/score", user=2, item=[5, 6, 7]).json == whole
     assert client.post("/score", user="2", item=["5", "6", "7"]).json == whole
     assert client.post("/score", user=2, item=[]).json["score"] == []
+    assert client.send("POST", "/score", '{"user": 1, "user": 2, "item": [5, 6, 7]}').json == whole, (
+        "the last one counts"
+    )
 
 
 def test_annotations_and_recommendations_equal_those_of_the_api(client: Client, trained_run: Path) -> None:
@@ -134,6 +139,7 @@ _HOSTILE: list[tuple[str, str, bytes | str, int, str]] = [
     ("k above the catalogue", "/recommend", '{"user": 1, "k": 301}', 422, "301 is more than the 300 items"),
     ("prior for users", "/recommend", '{"user": 1, "unknown": "prior"}', 422, "unknown: expected null, drop, not"),
     ("another path", "/scores", _ONE, 404, "there is no '/scores'"),
+    ("a slash at the end", "/score/", _ONE, 404, "there is no '/score/'"),
     ("up", "/../../etc/passwd", _ONE, 404, "there is no"),
     ("up, written otherwise", "/score/%2e%2e/%2e%2e/etc/passwd", _ONE, 404, "there is no"),
     ("a nul", "/score%00", _ONE, 404, "there is no"),
@@ -210,6 +216,17 @@ def test_a_body_that_does_not_come_is_the_fault_of_the_client(client: Client, se
     assert "the body did not come within 0.2 s" in answer.json["error"]
 
 
+def test_a_client_that_goes_away_is_no_error_of_the_service(client: Client, serving: LocalServing) -> None:
+    counted = len(serving.seen)
+    head = f"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", client.port)) as connection:
+        connection.sendall(f"{head}Content-Length: 99\r\n\r\n{{".encode())
+    deadline = time.monotonic() + 10
+    while len(serving.seen) == counted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert serving.seen[counted:] == [("/score", 499, 0)]
+
+
 def test_an_error_of_the_service_shows_nothing_of_itself(
     client: Client, serving: LocalServing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,5 +237,23 @@ def test_an_error_of_the_service_shows_nothing_of_itself(
     answer = client.post("/score", user=1, item=[5])
     assert answer.status == 500
     assert b"secret" not in answer.body
+    assert serving.seen[-1] == ("/score", 500, 0)
     monkeypatch.undo()
     assert client.post("/score", user=1, item=[5]).status == 200
+
+
+def test_metrics_that_ray_does_not_give_are_an_error_in_time(
+    client: Client, serving: LocalServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> str:
+        raise ConnectionRefusedError("secret")
+
+    async def hang() -> str:
+        await asyncio.sleep(30)
+        return ""
+
+    monkeypatch.setattr(serving, "limits", dataclasses.replace(serving.limits, seconds=0.2))
+    for metrics in (fail, hang):
+        monkeypatch.setattr(serving, "metrics", metrics)
+        answer = client.send("GET", "/metrics")
+        assert (answer.status, answer.json) == (503, {"error": "Ray did not give the metrics of this node; try again"})

@@ -59,3 +59,25 @@ def test_on_a_cluster_it_is_one_application_among_others(
         assert "Traceback" not in rest
     assert list(serve.status().applications) == [], "it is gone"
     assert ray.get(ray.remote(lambda: 7).remote(), timeout=60) == 7, "and the cluster is not"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError("HTTP proxies not available after 60s."), "HTTP proxies not available after 60s."),
+        (RuntimeError("Traceback\n  File x\nRuntimeError: what was wrong\n"), "RuntimeError: what was wrong"),
+    ],
+)
+def test_an_error_of_ray_is_one_line(
+    cluster: PrivateRay, trained_run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    from ray import serve
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    monkeypatch.setattr(serve, "start", fail)
+    with pytest.raises(UserError) as caught, running_service(trained_run):
+        pass
+    assert str(caught.value) == f"the service did not start: {said}"
