@@ -84,14 +84,14 @@ class Roll(Section):
         """The last day before the first one that is scored."""
         return str(datetime.date.fromisoformat(self.first) - datetime.timedelta(1))
 
-    def options(self, arm: str, day: str) -> Kind:
-        """The options of `prepare` for a day, or for the history."""
+    def options(self, arm: str, day: str, since: str | None = None) -> Kind:
+        """The options of `prepare` for a day and those before it from `since` on, or for the history."""
         given = {**self.data.options, **(self.grown_data if arm == "grown" else {})}
         source = "data.options and grown_data" if arm == "grown" else "data.options"
         if day == self.history:
             given = {name: value for name, value in given.items() if name not in ("keep", "drop_unseen", "older")}
             return build_options(self.data.kind, {**given, "until": day}, source=source)
-        return build_options(self.data.kind, {**given, "since": day, "until": day}, source=source)
+        return build_options(self.data.kind, {**given, "since": since or day, "until": day}, source=source)
 
     def inputs(self) -> list[Path]:
         """The files of the log."""

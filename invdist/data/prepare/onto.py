@@ -334,7 +334,7 @@ def _labels(manifest: dict[str, Any]) -> dict[str, Any]:
     return {
         "quartiles": manifest.get("measured_quartiles", manifest["labeling"].get("quartiles")),
         "finish_rates": manifest.get("finish_rates"),
-        "positive_share": positives / (positives + negatives),
+        "positive_share": positives / max(positives + negatives, 1),
     }
 
 
