@@ -89,7 +89,8 @@ class Roll(Section):
         given = {**self.data.options, **(self.grown_data if arm == "grown" else {})}
         source = "data.options and grown_data" if arm == "grown" else "data.options"
         if day == self.history:
-            given = {name: value for name, value in given.items() if name not in ("keep", "drop_unseen", "older")}
+            for name in ("keep", "older", "replay", "drop_unseen"):
+                given.pop(name, None)
             return build_options(self.data.kind, {**given, "until": day}, source=source)
         return build_options(self.data.kind, {**given, "since": since or day, "until": day}, source=source)
 

@@ -204,8 +204,17 @@ def test_what_cannot_be_grown_says_why(tmp_path: Path) -> None:
     day(tmp_path, "monday", CLEAR)
     with pytest.raises(UserError, match=r"positive_from=3.*positive_from=4"):
         day(tmp_path, "other", CLEAR, "monday", positive_from=4.0)
-    with pytest.raises(UserError, match=r"keep goes together with --onto"):
-        day(tmp_path, "alone", CLEAR, keep=1)
+    for name, options in (
+        ("keep", {"keep": 1}),
+        ("keep", {"keep": 0, "older": "unclear"}),
+        ("drop_unseen", {"drop_unseen": 1}),
+    ):
+        with pytest.raises(UserError, match=rf"{name} goes together with --onto"):
+            day(tmp_path, "alone", CLEAR, **options)
+    with pytest.raises(UserError, match=r"older: unclear goes together with keep=N"):
+        build_options("ratings", {"older": "unclear"})
+    with pytest.raises(UserError, match=r"replay: goes together with older=unclear"):
+        build_options("ratings", {"keep": 0, "replay": 0.5})
     numbers: list[Row] = [(n, n, rating) for n, (_, _, rating) in enumerate(CLEAR)]
     day(tmp_path, "numbers", numbers)
     with pytest.raises(UserError, match="users of the log are text"):
