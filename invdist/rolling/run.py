@@ -32,6 +32,7 @@ from invdist.training import run_folder
 from invdist.training.data_checks import check_against_data
 from invdist.training.growth import check_growth, settings_from
 from invdist.training.history import METRICS_FILE, History
+from invdist.training.mlflow import Mlflow
 from invdist.training.sizes import suited
 from invdist.training.trainer import Trainer
 
@@ -122,7 +123,8 @@ def _train_here(config: Config, folder: Path, resumed: bool) -> None:
         run_folder.create(config, dataset)
     configure_process(max(1, int(config.ray.cpus_per_worker)))
     with single_rank():
-        Trainer(config, folder, device=torch.device("cpu")).fit()
+        sinks = [Mlflow(config, folder)] if config.watch.mlflow else []
+        Trainer(config, folder, device=torch.device("cpu"), sinks=sinks).fit()
 
 
 def cost(run: Path) -> dict[str, float]:

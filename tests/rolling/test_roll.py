@@ -22,6 +22,7 @@ from invdist.rolling import run as rolling
 from invdist.rolling.spec import Roll, load
 from invdist.runtime.errors import UserError
 from invdist.serving.run import open_run
+from invdist.training.mlflow import open_client
 
 KEYS: dict[str, Any] = {
     "name": "feed",
@@ -141,6 +142,11 @@ def test_a_roll_that_was_killed_goes_on_to_the_same_results(
     [
         ("grown_data.kep=0", "grown_data: kep: no such key"),
         ("grown.growth.epoch=1", "growth.epoch"),
+        ("grown.training.epochs=9", "takes growth.epochs=N"),
+        ("grown.rows.dim=16", "the first model of the roll was trained with rows.dim=8"),
+        ("train.watch.ray_metrics=true", "watch.ray_metrics: with ray.workers=1"),
+        ("train.watch.mlflow=nosuch://x", "watch.mlflow"),
+        ("grown_data.older=unclear", "older: unclear goes together with keep=N"),
         ("train.optimizer.gama=1", "optimizer.gama"),
         ("arms=[]", "arms: expected some of anew, grown, never"),
         ("arms=[grown,grown]", "each once"),
@@ -184,6 +190,22 @@ def test_a_day_with_too_little_goes_together_with_the_next_one(
     monkeypatch.setattr(rolling, "_train_here", lambda *_: pytest.fail("trained again"))
     assert command.main(["--config", str(tmp_path / "roll.yaml")]) == 0
     assert (tmp_path / "quiet" / "results.json").read_text() == results
+
+
+def test_models_of_a_roll_are_logged_to_mlflow(tmp_path: Path) -> None:
+    """With one worker, too: the first model, and the one that grew."""
+    pytest.importorskip("mlflow")
+    path = tmp_path / "roll.yaml"
+    path.write_text(to_yaml({**KEYS, "output": str(tmp_path), "arms": ["grown"]}))
+    uri = f"train.watch.mlflow=sqlite:///{tmp_path}/mlflow.db"
+    assert command.main(["--config", str(path), uri, "train.training.epochs=1"]) == 0
+    client = open_client(load(path, [uri]).config("first", "2026-01-03"))
+    experiment = client.get_experiment_by_name("invdist")
+    found = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert found.keys() == {"first-2026-01-03", "grown-2026-01-04"}
+    for run in found.values():
+        assert run.info.status == "FINISHED"
+        assert "valid/auc" in run.data.metrics
 
 
 def test_settings_of_the_grown_model_by_dotted_key_or_nested(tmp_path: Path) -> None:
