@@ -67,7 +67,7 @@ def _settings(args: argparse.Namespace) -> Config:
     from invdist import config as configs
     from invdist.config.defaults import OWN_DATA
     from invdist.training import run_folder
-    from invdist.training.growth import settings_from
+    from invdist.training.growth import check_epochs, settings_from
 
     if args.resume and args.parent:
         raise UserError("--resume continues a run, --from starts a new one: give one of them")
@@ -77,7 +77,10 @@ def _settings(args: argparse.Namespace) -> Config:
     if args.parent:
         return settings_from(args.parent, args.overrides)
     if args.resume:
-        return run_folder.reopen(args.resume, args.overrides)[0]
+        config = run_folder.reopen(args.resume, args.overrides)[0]
+        if config.growth.run is not None:
+            check_epochs(args.overrides)
+        return config
     if args.config:
         return configs.load(args.config, args.overrides)
     if not any(text.startswith(("data.path=", "data=")) for text in args.overrides):

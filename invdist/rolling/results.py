@@ -73,7 +73,7 @@ def by_day(roll: Roll, days: Sequence[Day]) -> Table:
         cells = [_metrics(day["arms"][arm]["all"]) for arm in roll.arms]
         cost = "; ".join(f"{arm} {_cost(value)}" for arm, value in day.get("cost", {}).items()) or "-"
         best = f" (truth {_metrics(day['best possible']['all'])})" if day.get("best possible") else ""
-        found.append([day["day"], f"{day['rows']:,}{best}", *cells, cost])
+        found.append([_dates(day), f"{day['rows']:,}{best}", *cells, cost])
     mean = summary(roll, days)
     return [*found, ["mean without the first day", "", *(_metrics(mean[arm]) for arm in roll.arms), ""]]
 
@@ -85,7 +85,7 @@ def cold_by_day(roll: Roll, days: Sequence[Day]) -> Table:
     for day in days:
         scores = [[day["arms"][arm][part] for arm in roll.arms] for part, _ in parts]
         cells = [[f"{of_arms[0]['rows']:,.0f}", *(_number(s.get("auc")) for s in of_arms)] for of_arms in scores]
-        found.append([day["day"], *(" / ".join(cell) for cell in cells)])
+        found.append([_dates(day), *(" / ".join(cell) for cell in cells)])
     return found
 
 
@@ -143,6 +143,11 @@ def _html(table: Table) -> str:
         return f"<tr>{''.join(f'<{kind}>{html.escape(cell)}' for cell in cells)}"
 
     return f"<table>{row(table[0], 'th')}{''.join(row(cells, 'td') for cells in table[1:])}</table>"
+
+
+def _dates(day: Day) -> str:
+    since = day.get("since", day["day"])  # rolls of before do not say
+    return day["day"] if since == day["day"] else f"{since} to {day['day']}"
 
 
 def _metrics(found: dict[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """Runs a roll: for each day prepare it onto the day before, score it with every model, then let the models learn.
 
+A day with too little to be a data set goes together with the next one.
+
 What a day gave is written when it is complete (`days/DAY.json`); a roll that is started again goes on from there. Data
 sets and runs that are finished are used again, too.
 """
@@ -17,6 +19,7 @@ import torch
 from invdist.config import Config
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.pipeline import prepare_log
+from invdist.data.prepare.since_until import TooLittle
 from invdist.rolling.results import write_results
 from invdist.rolling.scoring import DayRows
 from invdist.rolling.spec import Arm, Roll
@@ -29,6 +32,7 @@ from invdist.training import run_folder
 from invdist.training.data_checks import check_against_data
 from invdist.training.growth import check_growth, settings_from
 from invdist.training.history import METRICS_FILE, History
+from invdist.training.mlflow import Mlflow
 from invdist.training.sizes import suited
 from invdist.training.trainer import Trainer
 
@@ -46,35 +50,44 @@ def run(roll: Roll, say: Say = print) -> Path:
         prepare(roll, "first", roll.history, None, say)
         first = learn(roll, "first", roll.history, None, say)
         models: dict[Arm, Path] = dict.fromkeys(roll.arms, first)
-        yesterday = roll.history
+        yesterday, since = roll.history, None
+        records: list[dict[str, Any]] = []
         for day in roll.days:
-            prepare(roll, "anew", day, yesterday, say)
+            since = since or day
+            # Nobody would score what is learned from the last day.
+            learning: list[Arm] = [arm for arm in roll.arms if arm != "never" and day != roll.last]
+            try:
+                for arm in dict.fromkeys(["anew", *learning]):
+                    prepare(roll, arm, day, yesterday, say, since)
+            except TooLittle as error:
+                why = str(error).splitlines()[0]
+                say(f"{day}: goes together with the next day, by itself it has too little: {why}")
+                continue
             rows = DayRows(*(Dataset.open(str(roll.data_of("anew", d)), verify="fast") for d in (day, yesterday)))
             record = folder / "days" / f"{day}.json"
-            scores = _read(record) or {"day": day, "rows": len(rows.label), "arms": {}}
+            scores = _read(record) or {"day": day, "since": since, "rows": len(rows.label), "arms": {}}
             for arm in roll.arms:
                 if arm not in scores["arms"]:
                     scores["arms"][arm] = rows.score(open_run(models[arm]))
                     say(f"{day}: {arm} scores {scores['arms'][arm]['all'].get('auc')}")
             scores["best possible"] = rows.best_possible(roll.config("anew", day).training.ndcg_k)
             write_atomically(record, json.dumps(scores, indent=1))
-            for arm in roll.arms:
-                if arm != "never" and day != roll.last:  # nobody would score what is learned from the last day
-                    prepare(roll, arm, day, yesterday, say)
-                    models[arm] = learn(roll, arm, day, models[arm] if arm == "grown" else None, say)
-                    scores.setdefault("cost", {})[arm] = cost(models[arm])
+            for arm in learning:
+                models[arm] = learn(roll, arm, day, models[arm] if arm == "grown" else None, say)
+                scores.setdefault("cost", {})[arm] = cost(models[arm])
             write_atomically(record, json.dumps(scores, indent=1))
-            yesterday = day
-        records = [_read(folder / "days" / f"{day}.json") for day in roll.days]
-        return write_results(roll, [r for r in records if r], cost(first))
+            records.append(scores)
+            yesterday, since = day, None
+        return write_results(roll, records, cost(first))
 
 
-def prepare(roll: Roll, arm: str, day: str, onto: str | None, say: Say) -> None:
-    """The data set of an arm after a day, unless it is there."""
+def prepare(roll: Roll, arm: str, day: str, onto: str | None, say: Say, since: str | None = None) -> None:
+    """The data set of an arm after a day, unless it is there; `since` is the first day that has no data set yet."""
     output = roll.data_of(arm, day)
     if not output.exists():
         say(f"{day}: preparing for {arm}")
-        prepare_log(roll.options(arm, day), roll.inputs(), output, onto=roll.data_of(arm, onto) if onto else None)
+        before = roll.data_of(arm, onto) if onto else None
+        prepare_log(roll.options(arm, day, since), roll.inputs(), output, onto=before)
 
 
 def learn(roll: Roll, arm: str, day: str, parent: Path | None, say: Say) -> Path:
@@ -110,7 +123,8 @@ def _train_here(config: Config, folder: Path, resumed: bool) -> None:
         run_folder.create(config, dataset)
     configure_process(max(1, int(config.ray.cpus_per_worker)))
     with single_rank():
-        Trainer(config, folder, device=torch.device("cpu")).fit()
+        sinks = [Mlflow(config, folder)] if config.watch.mlflow else []
+        Trainer(config, folder, device=torch.device("cpu"), sinks=sinks).fit()
 
 
 def cost(run: Path) -> dict[str, float]:

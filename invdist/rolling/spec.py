@@ -13,8 +13,12 @@ from invdist.config import Config
 from invdist.config.fields import Section, build
 from invdist.config.plain_yaml import dotted, read_yaml
 from invdist.data.prepare.options import Kind, build_options
+from invdist.runtime.errors import UserError
 from invdist.study.sources import found_input
 from invdist.study.spec import Recipe
+from invdist.training.growth import check_epochs
+from invdist.training.mlflow import open_client
+from invdist.training.resume import check_same_model
 
 Arm = Literal["anew", "grown", "never"]
 ARMS: dict[Arm, str] = {"anew": "trained anew each day", "grown": "grown each day", "never": "never updated"}
@@ -66,7 +70,21 @@ class Roll(Section):
         self.inputs()
         for arm, day in (("first", self.history), *((arm, self.first) for arm in self.arms if arm != "never")):
             self.options(arm, day)
-            self.config(arm, day)
+            self._check_watch(self.config(arm, day))
+        if "grown" in self.arms:
+            check_epochs(self.grown_overrides())
+            first = {"config": configs.dump(self.config("first", self.history))}
+            check_same_model("the first model of the roll", first, self.config("grown", self.first))
+
+    def _check_watch(self, config: Config) -> None:
+        given = {**dotted(self.train), **dotted(self.grown)}
+        if given.get("watch.ray_metrics") and config.ray.ranks == 1:
+            raise UserError(
+                "watch.ray_metrics: with ray.workers=1 a roll trains without Ray, which would export them: leave it "
+                "out, or give more workers"
+            )
+        if config.watch.mlflow:
+            open_client(config)
 
     @property
     def folder(self) -> Path:
@@ -84,14 +102,15 @@ class Roll(Section):
         """The last day before the first one that is scored."""
         return str(datetime.date.fromisoformat(self.first) - datetime.timedelta(1))
 
-    def options(self, arm: str, day: str) -> Kind:
-        """The options of `prepare` for a day, or for the history."""
+    def options(self, arm: str, day: str, since: str | None = None) -> Kind:
+        """The options of `prepare` for a day and those before it from `since` on, or for the history."""
         given = {**self.data.options, **(self.grown_data if arm == "grown" else {})}
         source = "data.options and grown_data" if arm == "grown" else "data.options"
         if day == self.history:
-            given = {name: value for name, value in given.items() if name not in ("keep", "drop_unseen", "older")}
+            for name in ("keep", "older", "replay", "drop_unseen"):
+                given.pop(name, None)
             return build_options(self.data.kind, {**given, "until": day}, source=source)
-        return build_options(self.data.kind, {**given, "since": day, "until": day}, source=source)
+        return build_options(self.data.kind, {**given, "since": since or day, "until": day}, source=source)
 
     def inputs(self) -> list[Path]:
         """The files of the log."""

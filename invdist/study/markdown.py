@@ -27,7 +27,8 @@ def markdown(study: Study, table: StudyTable, rows: Sequence[Row], dataset: Data
         f"{dataset.rows.get('unclear', 0):,} unclear rows (data set {dataset.fingerprint}). Seeds {seeds}; "
         f"{tuning} and the epoch chosen by validation {metric_title(metric, k)}. "
         "Test figures, mean ± standard deviation over seeds. "
-        f"{len(ended)} trials, {sum(result.seconds for result in ended) / 60:.1f} minutes of training in all.",
+        f"{len(ended)} trials, {sum(result.seconds for result in ended) / 60:.1f} minutes of training, all trials "
+        "summed.",
         _results(table, rows, k),
         *_comparisons(rows, metric, k),
         _timeline(rows),

@@ -20,6 +20,7 @@ from invdist.study import figures, results, sources
 from invdist.study.markdown import markdown
 from invdist.study.space import Case, Point, cases, identity, resolve
 from invdist.study.spec import Study, StudyTable
+from invdist.study.stopwatch import Stopwatch
 from invdist.study.trial import FAILED, TESTING, TUNING, Trial, remove_checkpoints
 
 Say = Callable[[str], None]
@@ -88,6 +89,7 @@ class StudyTrials:
 
     def __init__(self, study: Study, planned: dict[str, list[Case]], say: Say) -> None:
         self.study, self.planned, self._say = study, planned, say
+        self.stopwatch = Stopwatch(study.path)
         self.datasets: dict[str, Dataset] = {}
         self._tuning: dict[Case, list[Trial]] = {}
         self._seeds: dict[Case, list[Trial]] = {}
@@ -172,19 +174,21 @@ class StudyTrials:
         def on_end(trial: Trial) -> None:
             nonlocal ended
             ended += 1
+            self.stopwatch.note()
             left = int((time.monotonic() - started) / ended * (len(waiting) - ended))
             self._say(f"[{ended}/{len(waiting)}, {left // 60}:{left % 60:02d} left] {_outcome(trial)}")
 
-        run_trials(
-            waiting,
-            concurrent=self.study.concurrent,
-            stopping=self.study.stopping,
-            keep_checkpoints=self.study.keep_tuning_checkpoints,
-            scratch=self.study.path,
-            gpus=self.study.gpus,
-            earlier=done,
-            on_end=on_end,
-        )
+        with self.stopwatch.running():
+            run_trials(
+                waiting,
+                concurrent=self.study.concurrent,
+                stopping=self.study.stopping,
+                keep_checkpoints=self.study.keep_tuning_checkpoints,
+                scratch=self.study.path,
+                gpus=self.study.gpus,
+                earlier=done,
+                on_end=on_end,
+            )
         self._remove_checkpoints(waiting)
 
     def _remove_checkpoints(self, trials: Sequence[Trial]) -> None:
@@ -209,7 +213,7 @@ def write_results(trials: StudyTrials, command: str = "") -> Path:
     """Writes results.parquet, results.md, figures and study.yaml from the trial folders; returns results.md."""
     study = trials.study
     results.write_parquet(study.path / "results.parquet", trials.all, study.path)
-    parts = [f"# {study.name}", _provenance(command)]
+    parts = [f"# {study.name}", _provenance(command), *_wall_time(trials)]
     for table in study.tables:
         rows, (metric, k) = trials.rows(table), trials.metric(table)
         parts.append(markdown(study, table, rows, trials.datasets[table.name], metric, k))
@@ -223,6 +227,13 @@ def _provenance(command: str) -> str:
     versions = ", ".join(f"{name} {installed(name)}" for name in ("invdist", "torch", "torchrec", "ray"))
     shown = command or " ".join(sys.argv)
     return f"`{shown}`, {time.strftime('%Y-%m-%d')}; python {platform.python_version()}, {versions}."
+
+
+def _wall_time(trials: StudyTrials) -> list[str]:
+    if not (seconds := trials.stopwatch.seconds):
+        return []
+    at_once = trials.study.concurrent
+    return [f"Trials ran for {seconds / 60:.1f} minutes by the clock, in all sessions, up to {at_once} at a time."]
 
 
 def plan(planned: dict[str, list[Case]], study: Study) -> list[str]:

@@ -48,6 +48,7 @@ def settings_from(run: str, overrides: Sequence[str]) -> Config:
 
     Sizes that were chosen for the older data set (`auto`) are chosen again for the newer one.
     """
+    check_epochs(overrides)
     older = run_folder.reopen(run, [])[0]
     automatic = again_automatic(older, run_folder.data_of(older, run))
     config, folder = run_folder.reopen(run, [*automatic, *overrides])
@@ -58,6 +59,12 @@ def settings_from(run: str, overrides: Sequence[str]) -> Config:
         config.runs = runs
     config.growth.run, config.growth.checkpoint = str(folder), f"{info.step}-{digest(info)}"
     return config
+
+
+def check_epochs(overrides: Sequence[str]) -> None:
+    """`UserError` if a run that goes on from another is given epochs that it would not use."""
+    if any(text.partition("=")[0].strip() == "training.epochs" for text in overrides):
+        raise UserError("training.epochs: a run that goes on from another takes growth.epochs=N")
 
 
 class Parent:

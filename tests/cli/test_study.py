@@ -41,6 +41,7 @@ def test_a_study_from_the_spec_to_the_table(tmp_path: Path, ray_cluster: Private
 
     text = path.read_text()
     assert "`the command`" in text
+    assert "minutes by the clock, in all sessions, up to 2 at a time." in text
     assert all(f"| {name} | " in text for name in ("none", "ig", "srns", "means"))
     assert "paired t-test over 2 seeds" in text
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pc
 import pytest
 from sklearn.metrics import roc_auc_score
 
@@ -20,6 +22,7 @@ from invdist.rolling import run as rolling
 from invdist.rolling.spec import Roll, load
 from invdist.runtime.errors import UserError
 from invdist.serving.run import open_run
+from invdist.training.mlflow import open_client
 
 KEYS: dict[str, Any] = {
     "name": "feed",
@@ -139,6 +142,11 @@ def test_a_roll_that_was_killed_goes_on_to_the_same_results(
     [
         ("grown_data.kep=0", "grown_data: kep: no such key"),
         ("grown.growth.epoch=1", "growth.epoch"),
+        ("grown.training.epochs=9", "takes growth.epochs=N"),
+        ("grown.rows.dim=16", "the first model of the roll was trained with rows.dim=8"),
+        ("train.watch.ray_metrics=true", "watch.ray_metrics: with ray.workers=1"),
+        ("train.watch.mlflow=nosuch://x", "watch.mlflow"),
+        ("grown_data.older=unclear", "older: unclear goes together with keep=N"),
         ("train.optimizer.gama=1", "optimizer.gama"),
         ("arms=[]", "arms: expected some of anew, grown, never"),
         ("arms=[grown,grown]", "each once"),
@@ -154,6 +162,50 @@ def test_what_is_wrong_is_said_before_anything_is_done(
     assert command.main(["--config", str(path), override]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "rolls").exists()
+
+
+def test_a_day_with_too_little_goes_together_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No rows on the 3rd, positives only on the 4th, no rows on the last day; no label is lost."""
+    rng, counts = np.random.default_rng(0), {1: 600, 2: 300, 4: 6, 5: 300, 6: 300}
+    date = np.repeat([f"2026-03-0{day}" for day in counts], list(counts.values()))
+    user, item = rng.integers(0, 60, len(date)), rng.integers(0, 10_000, len(date))
+    label = np.where(date == "2026-03-04", 1, rng.random(len(date)) < 0.5).astype(int)
+    pc.write_csv(pa.table({"user": user, "item": item, "label": label, "date": date}), tmp_path / "log.csv")
+    data = {"kind": "ratings", "input": [str(tmp_path / "log.csv")], "options": {"rule": "label", "test_fraction": 0.0}}
+    train = {**KEYS["train"], "data": {"batch_size": 64}, "training": {"epochs": 1}}
+    days = {"first": "2026-03-02", "last": "2026-03-07", "arms": ["anew", "grown"]}
+    (tmp_path / "roll.yaml").write_text(
+        to_yaml({"name": "quiet", "output": str(tmp_path), "data": data, "train": train, **days})
+    )
+    assert command.main(["--config", str(tmp_path / "roll.yaml")]) == 0
+    said = capsys.readouterr().out
+    for day, why in (("03", "the log has no rows"), ("04", "valid has no negatives"), ("07", "the log has no rows")):
+        assert f"2026-03-{day}: goes together with the next day, by itself it has too little: {why}" in said
+    results = (tmp_path / "quiet" / "results.json").read_text()
+    pairs = {"2026-03-02": 300, "2026-03-05": 306, "2026-03-06": 300}
+    assert {day["day"]: day["rows"] for day in json.loads(results)["days"]} == pairs
+    assert "| 2026-03-03 to 2026-03-05 | 306 |" in said
+    monkeypatch.setattr(rolling, "_train_here", lambda *_: pytest.fail("trained again"))
+    assert command.main(["--config", str(tmp_path / "roll.yaml")]) == 0
+    assert (tmp_path / "quiet" / "results.json").read_text() == results
+
+
+def test_models_of_a_roll_are_logged_to_mlflow(tmp_path: Path) -> None:
+    """With one worker, too: the first model, and the one that grew."""
+    pytest.importorskip("mlflow")
+    path = tmp_path / "roll.yaml"
+    path.write_text(to_yaml({**KEYS, "output": str(tmp_path), "arms": ["grown"]}))
+    uri = f"train.watch.mlflow=sqlite:///{tmp_path}/mlflow.db"
+    assert command.main(["--config", str(path), uri, "train.training.epochs=1"]) == 0
+    client = open_client(load(path, [uri]).config("first", "2026-01-03"))
+    experiment = client.get_experiment_by_name("invdist")
+    found = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert found.keys() == {"first-2026-01-03", "grown-2026-01-04"}
+    for run in found.values():
+        assert run.info.status == "FINISHED"
+        assert "valid/auc" in run.data.metrics
 
 
 def test_settings_of_the_grown_model_by_dotted_key_or_nested(tmp_path: Path) -> None:

@@ -93,6 +93,6 @@ def test_compared_settings_have_the_directions_of_their_epochs_over_seeds(tmp_pa
         (runs[-1].folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     row = results.row(Case("feed", "ig", "gmf", (("ig.alpha_ratio", 10),)), runs, {})
     text = markdown(study, study.tables[0], [row], _dataset({}), "auc", 10)
-    assert "2 trials, 1.5 minutes of training in all." in text
+    assert "2 trials, 1.5 minutes of training, all trials summed." in text
     assert "| direct / pass / inverse in epoch | 0 | 1 |" in text
     assert "| ig, alpha_ratio 10 on gmf | 75% / 0% / 25% | 25% / 75% / 0% |" in text

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from invdist import train
 from invdist.config import Config
 from invdist.config import from_mapping as config_of
 from invdist.data.dataset import Dataset
@@ -289,7 +290,7 @@ def test_hashed_placement_grows_to_the_same_rows(tmp_path: Path) -> None:
             torch.testing.assert_close(table, wanted, rtol=0, atol=2e-3, msg=str(placements))
 
 
-def test_what_does_not_fit_says_why(tmp_path: Path) -> None:
+def test_what_does_not_fit_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monday = a_day(tmp_path, "monday", range(60))
     parent = train_here(monday, tmp_path / "runs/monday", *QUICK, "training.epochs=1")
     other = a_day(tmp_path, "other", range(40, 80), seed=3)
@@ -298,6 +299,9 @@ def test_what_does_not_fit_says_why(tmp_path: Path) -> None:
     assert any("does not descend" in message for message in warnings)
     with pytest.raises(UserError, match=r"rows\.dim=8"):
         grow_here(parent, tmp_path / "runs/wide", f"data.path={other}", "rows.dim=16")
+    for run in (["--from", str(parent)], ["--resume", str(stranger)]):
+        assert train.main([*run, f"data.path={other}", "training.epochs=20"]) == 2
+        assert "takes growth.epochs=N" in capsys.readouterr().err
     shutil.move(monday, tmp_path / "moved")
     with pytest.raises(UserError, match="if it has moved"):
         grow_here(parent, tmp_path / "runs/moved", f"data.path={other}")

@@ -21,9 +21,8 @@ from invdist.data.prepare.options import Options
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.row_rules import RowRules, pair_of_indices, pair_of_words, quartile_ranks
-from invdist.data.prepare.since_until import no_rows
+from invdist.data.prepare.since_until import TooLittle, no_rows
 from invdist.data.prepare.spill import Spill
-from invdist.runtime.errors import UserError
 
 Progress = Callable[[str, int], None]
 """Called with the stage and how many rows it has done."""
@@ -93,7 +92,7 @@ class CleanRows:
             self.users, self.items = len(self.final_user), len(self.final_item)
             tables = [user_table, item_table]
         if not (self.users and self.items):
-            raise UserError("no row of the log has both a user and an item")
+            raise TooLittle("no row of the log has both a user and an item")
         self.id_tables: dict[str, pa.Table] = dict(zip(("users", "items"), tables, strict=True))
 
     def _quartiles(self) -> tuple[float, float]:
@@ -102,7 +101,7 @@ class CleanRows:
 
         rows = sum(len(chunk) for chunk in played())
         if not rows:
-            raise UserError("rule play_time: no row has a play time of zero or more")
+            raise TooLittle("rule play_time: no row has a play time of zero or more")
         lower, upper = order_statistics(played, quartile_ranks(rows))
         return float(lower), float(upper)
 

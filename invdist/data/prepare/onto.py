@@ -285,7 +285,6 @@ class Growth:
         }
         positives, negatives = (sum(c[kind] for c in classes.values()) for kind in ("positives", "negatives"))
         base, today = self.base.manifest, self.today.manifest
-        trains_again = self.options.older == "unclear" and self.options.keep is not None
         growth = {
             **{
                 f"{kind}_{entity}": getattr(self.ids[entity], kind)
@@ -311,7 +310,7 @@ class Growth:
             "keep": self.options.keep,
             "drop_unseen": self.options.drop_unseen,
             "set_aside": True,
-            **({"replay": self.options.replay} if trains_again else {}),
+            **({"replay": self.options.replay} if self.options.older == "unclear" else {}),
             "growth": growth,
             "drift": {"first": base["drift"]["first"] if "drift" in base else _labels(base), "today": _labels(today)},
             "ancestors": [*base.get("ancestors", []), base["fingerprint"]],
@@ -334,7 +333,7 @@ def _labels(manifest: dict[str, Any]) -> dict[str, Any]:
     return {
         "quartiles": manifest.get("measured_quartiles", manifest["labeling"].get("quartiles")),
         "finish_rates": manifest.get("finish_rates"),
-        "positive_share": positives / (positives + negatives),
+        "positive_share": positives / max(positives + negatives, 1),
     }
 
 

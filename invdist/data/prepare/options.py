@@ -88,6 +88,10 @@ class Options(Section):
                 yield "until", f"expected {self.since} (since) or a later day"
         except ValueError:
             yield "since", f"expected dates as 2022-04-25, not {self.since!r} and {self.until!r}"
+        if self.older == "unclear" and self.keep is None:
+            yield "older", "unclear goes together with keep=N, or with keep=0 for all days before this one"
+        if self.older == "drop" and self.replay != type(self).model_fields["replay"].default:
+            yield "replay", "goes together with older=unclear and keep=N"
 
     @property
     def kept_labels(self) -> float:

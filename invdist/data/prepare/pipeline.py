@@ -19,7 +19,7 @@ from invdist.data.prepare.options import KINDS, Kind, Options, Synthetic
 from invdist.data.prepare.quantiles import order_statistics
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.row_rules import with_noise
-from invdist.data.prepare.since_until import in_days
+from invdist.data.prepare.since_until import TooLittle, as_a_day, in_days
 from invdist.data.prepare.split_rule import SplitRule, time_ranks
 from invdist.data.prepare.splitting import TEST, TRAIN, VALID, Shares
 from invdist.data.prepare.writer import DatasetWriter, new_dataset
@@ -97,23 +97,33 @@ def open_log(options: Kind, inputs: Sequence[str | AnyPath]) -> RawLog:
 
 def _prepare_onto(base: Dataset, log: RawLog, options: Kind, output: str | Path, progress: Progress) -> dict[str, Any]:
     labeling = fixed_labeling(options.labeling(), base)
-    with new_dataset(output, options.shard_rows) as writer:
+    with as_a_day(), new_dataset(output, options.shard_rows) as writer:
         day = writer.folder / "day"
-        prepare(log, labeling, options, day, progress)
+        prepare(log, labeling, options, day, progress, whole=False)
         today = Dataset.open(str(day), verify="fast")
         ids = joined_ids(base, today, options.drop_unseen)
         growth = Growth(base, today, options, ids)
         for entity, joined in ids.items():
             writer.add_table(entity, f"{entity}.parquet", joined.table)
         grown = growth.write(writer)
+        check_classes(grown, options)
         shutil.rmtree(day)
         return writer.finish(grown)
 
 
 def prepare(
-    log: RawLog, labeling: Labeling, options: Options, output: str | Path, progress: Progress = no_progress
+    log: RawLog,
+    labeling: Labeling,
+    options: Options,
+    output: str | Path,
+    progress: Progress = no_progress,
+    *,
+    whole: bool = True,
 ) -> dict[str, Any]:
-    """Writes the data set of an opened log to the new folder `output`, a path or URI, and gives its manifest."""
+    """Writes the data set of an opened log to the new folder `output`, a path or URI, and gives its manifest.
+
+    One that is not `whole` is joined with another, and may lack a class or a split.
+    """
     rule = SplitRule(log, options)
     with new_dataset(output, options.shard_rows) as writer:
         rows = CleanRows(log, labeling, options, writer.folder, progress)
@@ -129,7 +139,10 @@ def prepare(
             if log.universe() is None:  # raw ids are the row numbers of these tables
                 table = table.take(rows.id_tables[name]["raw"])
             writer.add_table(f"latent_{name}", f"latent/{name}.parquet", table)
-        return run.finish()
+        described = run.describe()
+        if whole:
+            check_classes(described, options)
+        return writer.finish(described)
 
 
 class _Preparation:
@@ -153,7 +166,7 @@ class _Preparation:
         count = times.stat().st_size // 8
         if not count:
             times.unlink()
-            raise UserError(no_labels(self.rows))
+            raise no_labels(self.rows.labeling.rules, self.rows.finish_rates)
         column = np.memmap(times, np.int64, "r")
 
         def chunks() -> Iterator[np.ndarray]:
@@ -205,11 +218,11 @@ class _Preparation:
         columns = {name: np.ascontiguousarray(rows[name]) for name in ("user", "item")}
         self.writer.add("unclear", {**columns, "truth": np.ascontiguousarray(truth)})
 
-    def finish(self) -> dict[str, Any]:
-        """Checks what was written, and writes the manifest."""
+    def describe(self) -> dict[str, Any]:
+        """The manifest's part about rows."""
         if self.rule.given is not None:
             self.rule.given.check_all_found()
-        return self.writer.finish(describe_rows(self.rows, self.rule, self.writer.rows["unclear"]))
+        return describe_rows(self.rows, self.rule, self.writer.rows["unclear"])
 
 
 class Found(Protocol):
@@ -237,12 +250,11 @@ def all_shares(options: Options) -> tuple[Shares, Shares, Shares]:
 
 
 def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
-    """The manifest's part about rows; `UserError` if nothing could be learned from them."""
+    """The manifest's part about rows."""
     classes = {
         split: {kind: rows.counts.pop(f"{split} {kind}", 0) for kind in ("positives", "negatives")}
         for split in LABELED_SPLITS
     }
-    _check_classes(classes, rows)
     positives, negatives = (sum(c[kind] for c in classes.values()) for kind in ("positives", "negatives"))
     summary = {
         "users": rows.users,
@@ -269,24 +281,25 @@ def describe_rows(rows: Found, rule: SplitRule, unclear: int) -> dict[str, Any]:
     }
 
 
-def _check_classes(classes: dict[str, dict[str, int]], rows: Found) -> None:
+def check_classes(manifest: dict[str, Any], options: Options) -> None:
+    """`TooLittle` if nothing could be learned or ranked: a split of a data set lacks a class."""
+    classes, rules, rates = manifest["classes"], manifest["labeling"]["rules"], manifest["finish_rates"]
     if not sum(sum(counts.values()) for counts in classes.values()):
-        raise UserError(no_labels(rows))
-    for split in ("train", "valid", *(["test"] if rows.options.test_fraction else [])):
+        raise no_labels(rules, rates)
+    for split in ("train", "valid", *(["test"] if options.test_fraction else [])):
         for kind, count in classes[split].items():
             if not count:
-                raise UserError(
-                    f"{split} has no {kind} under rule {'+'.join(rows.labeling.rules)} "
-                    f"({sum(classes[split].values())} rows of one class): nothing to learn or to rank; "
-                    f"choose another rule, other thresholds or another split{_finish_rate_hint(rows.finish_rates)}"
+                instead = "" if "day" in manifest else "; choose another rule, other thresholds or another split"
+                raise TooLittle(
+                    f"{split} has no {kind} under rule {'+'.join(rules)} ({sum(classes[split].values())} rows of one "
+                    f"class): nothing to learn or to rank{instead}{_finish_rate_hint(rates)}"
                 )
 
 
-def no_labels(rows: Found) -> str:
-    """The message about a log in which no row has a label."""
-    rule = "+".join(rows.labeling.rules)
-    hint = _finish_rate_hint(rows.finish_rates)
-    return f"no row is clear under rule {rule}; nothing could be trained or tested{hint}"
+def no_labels(rules: Sequence[str], rates: dict[str, float] | None) -> TooLittle:
+    """What is said of a log in which no row has a label."""
+    rule = "+".join(rules)
+    return TooLittle(f"no row is clear under rule {rule}; nothing could be trained or tested{_finish_rate_hint(rates)}")
 
 
 def _finish_rate_hint(rates: dict[str, float] | None) -> str:

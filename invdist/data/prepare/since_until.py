@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,11 +25,27 @@ def in_days(log: RawLog, options: Options) -> RawLog:
     return _InDays(log, options.since, options.until)
 
 
-def no_rows(log: RawLog) -> UserError:
+class TooLittle(UserError):
+    """A log, or a day of it, has too few rows or labels to be a data set."""
+
+
+@contextlib.contextmanager
+def as_a_day() -> Iterator[None]:
+    """Inside, an error about too few rows or labels says what to do with such a day."""
+    try:
+        yield
+    except TooLittle as error:
+        raise TooLittle(
+            f"{error}\na day with too little goes together with the next one: prepare both at once, with since= and "
+            "until= or with both logs as --input"
+        ) from None
+
+
+def no_rows(log: RawLog) -> TooLittle:
     """What is said of a log that has no rows."""
     about = log.describe()
     days = [f"{name}={about[name]}" for name in ("since", "until") if about.get(name)]
-    return UserError(f"the log has no rows{' with ' if days else ''}{' and '.join(days)}")
+    return TooLittle(f"the log has no rows{' with ' if days else ''}{' and '.join(days)}")
 
 
 class _InDays:

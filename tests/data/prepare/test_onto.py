@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +18,32 @@ from hypothesis import strategies as st
 from invdist.cli import prepare as command
 from invdist.data.dataset import Dataset
 from invdist.data.prepare.options import build_options
+from invdist.data.prepare.parallel.on_ray import prepare_on_ray
 from invdist.data.prepare.pipeline import prepare_log
+from invdist.data.prepare.since_until import TooLittle
 from invdist.data.schema import LABELED_SPLITS, SPLITS, TRAINING_LABELED
 from invdist.data.stream.exposures import LabeledPairs
 from invdist.runtime.errors import UserError
 
 Row = tuple[Any, Any, float]
 SPLIT = {"valid_fraction": 0.3, "test_fraction": 0.0}
+PREPARE: dict[str, Callable[..., Any]] = {"alone": prepare_log, "0 workers": partial(prepare_on_ray, workers=0)}
 RATINGS = {1.0: 0, 2.0: 0, 2.5: -1, 3.0: 1, 5.0: 1}
 
 
-def day(folder: Path, name: str, rows: list[Row], onto: str | None = None, **options: Any) -> Dataset:
+def day(
+    folder: Path,
+    name: str,
+    rows: list[Row],
+    onto: str | None = None,
+    prepare: Callable[..., Any] = prepare_log,
+    **options: Any,
+) -> Dataset:
     """The data set of a day's ratings, onto that of another day."""
     log = folder / f"{name}.parquet"
     pq.write_table(pa.table(dict(zip(("user", "item", "rating"), map(list, zip(*rows))))), log)
     built = build_options("ratings", {**SPLIT, **options})
-    prepare_log(built, [log], folder / name, onto=folder / onto if onto else None)
+    prepare(built, [log], folder / name, onto=folder / onto if onto else None)
     return Dataset.open(str(folder / name))
 
 
@@ -191,8 +204,17 @@ def test_what_cannot_be_grown_says_why(tmp_path: Path) -> None:
     day(tmp_path, "monday", CLEAR)
     with pytest.raises(UserError, match=r"positive_from=3.*positive_from=4"):
         day(tmp_path, "other", CLEAR, "monday", positive_from=4.0)
-    with pytest.raises(UserError, match=r"keep goes together with --onto"):
-        day(tmp_path, "alone", CLEAR, keep=1)
+    for name, options in (
+        ("keep", {"keep": 1}),
+        ("keep", {"keep": 0, "older": "unclear"}),
+        ("drop_unseen", {"drop_unseen": 1}),
+    ):
+        with pytest.raises(UserError, match=rf"{name} goes together with --onto"):
+            day(tmp_path, "alone", CLEAR, **options)
+    with pytest.raises(UserError, match=r"older: unclear goes together with keep=N"):
+        build_options("ratings", {"older": "unclear"})
+    with pytest.raises(UserError, match=r"replay: goes together with older=unclear"):
+        build_options("ratings", {"keep": 0, "replay": 0.5})
     numbers: list[Row] = [(n, n, rating) for n, (_, _, rating) in enumerate(CLEAR)]
     day(tmp_path, "numbers", numbers)
     with pytest.raises(UserError, match="users of the log are text"):
@@ -202,6 +224,44 @@ def test_what_cannot_be_grown_says_why(tmp_path: Path) -> None:
     grown = day(tmp_path, "more", [*numbers, (99, 99, 5.0)], "digits")
     assert grown.raw_ids("users").to_pylist() == [*known.raw_ids("users").to_pylist(), "99"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_quiet_day_needs_labels_for_validation_only(tmp_path: Path) -> None:
+    """What else a data set needs, the days before have. Validation gets a label of each class."""
+    day(tmp_path, "monday", CLEAR)
+    quiet: list[Row] = [*CLEAR[:2], ("new", "i0", 5.0)]
+    with pytest.raises(TooLittle, match="train has no negatives"):
+        day(tmp_path, "alone", quiet, valid_fraction=0.6)
+    for name, prepare in PREPARE.items():
+        grown = day(tmp_path, name, quiet, "monday", prepare, valid_fraction=0.6)
+        assert sorted(grown.read("valid")["label"].to_pylist()) == [0, 1]
+        assert sum(grown.rows.values()) == 13
+
+
+@pytest.mark.parametrize("prepare", PREPARE.values(), ids=PREPARE)
+@pytest.mark.parametrize(
+    ("since", "said"),
+    [
+        ("2026-03-01", "valid has no negatives under rule rating (4 rows of one class): nothing to learn or to rank"),
+        ("2026-03-02", "valid has no positives under rule rating (0 rows of one class): nothing to learn or to rank"),
+        ("2026-03-03", "the log has no rows with since=2026-03-03 and until=2026-03-03"),
+    ],
+)
+def test_a_day_with_too_little_says_what_to_do(
+    tmp_path: Path, prepare: Callable[..., Any], since: str, said: str
+) -> None:
+    """A day of positives only, one of unclear rows only, one without rows."""
+    day(tmp_path, "monday", CLEAR)
+    dates = [datetime.date(2026, 3, 1)] * 12 + [datetime.date(2026, 3, 2)]
+    rows = {"user": list("abcdefghijklm"), "item": ["i"] * 13, "rating": [5.0] * 12 + [2.5], "date": dates}
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+    options = build_options("ratings", {**SPLIT, "since": since, "until": since})
+    with pytest.raises(TooLittle) as error:
+        prepare(options, [tmp_path / "log.parquet"], tmp_path / "tuesday", onto=tmp_path / "monday")
+    found, advice = str(error.value).splitlines()
+    assert found == said
+    assert advice.startswith("a day with too little goes together with the next one")
+    assert {path.name for path in tmp_path.iterdir()} == {"monday", "monday.parquet", "log.parquet"}
 
 
 def test_days_of_one_log(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from invdist.data.prepare.pipeline import all_shares, describe_rows, no_labels
 from invdist.data.prepare.quantiles import find_prefixes, values_of
 from invdist.data.prepare.raw_log import RawLog
 from invdist.data.prepare.row_rules import RowRules, quartile_ranks
-from invdist.data.prepare.since_until import no_rows
+from invdist.data.prepare.since_until import TooLittle, no_rows
 from invdist.data.prepare.spill import BUCKETS
 from invdist.data.prepare.split_rule import SplitRule, time_ranks
 from invdist.data.prepare.writer import complete, encode
@@ -143,7 +143,7 @@ class ParallelPreparation:
                 raise UserError(f"more than {MOST} distinct {entity[:-1]} ids; indices are 32-bit")
         self.users, self.items = len(ids["users"]), len(ids["items"])
         if not (self.users and self.items):
-            raise UserError("no row of the log has both a user and an item")
+            raise TooLittle("no row of the log has both a user and an item")
         if self.rule.given is not None:
             self.rule.given.resolve(self._finder(ids["users"], "user"), self._finder(ids["items"], "item"), self.items)
         self._write_id_tables(ids)
@@ -181,7 +181,7 @@ class ParallelPreparation:
         if "play_time" in self.labeling.rules:
             rows = sum(chunk["rows"] for chunk in chunks) - self.counts["bad_play_times"]
             if not rows:
-                raise UserError("rule play_time: no row has a play time of zero or more")
+                raise TooLittle("rule play_time: no row has a play time of zero or more")
             sources = [(chunk["name"], chunk["rows"]) for chunk in chunks]
             lower, upper = self._order_statistics(
                 "quartiles", tasks.count_play_times, sources, quartile_ranks(rows), np.float64
@@ -212,7 +212,7 @@ class ParallelPreparation:
             return "clean", groups
         labeled = sum(layout[0] for group in groups for _, layout in group)
         if not labeled:
-            raise UserError(no_labels(self))
+            raise no_labels(self.labeling.rules, self.finish_rates)
         cuts = self._order_statistics(
             "time cuts", tasks.count_times, [(group,) for group in groups], time_ranks(labeled, self.options), np.int64
         )

@@ -16,7 +16,8 @@ from invdist.data.prepare.options import Kind, Options
 from invdist.data.prepare.parallel.driver import ParallelPreparation, Sizes
 from invdist.data.prepare.parallel.growing import ParallelGrowth
 from invdist.data.prepare.parallel.stages import Stages
-from invdist.data.prepare.pipeline import RULES, check_without_onto, no_progress, open_log
+from invdist.data.prepare.pipeline import RULES, check_classes, check_without_onto, no_progress, open_log
+from invdist.data.prepare.since_until import as_a_day
 from invdist.data.schema import MANIFEST
 from invdist.runtime.errors import UserError
 from invdist.runtime.files import UNFINISHED, Folder, describe_os_error, exclusive
@@ -69,11 +70,13 @@ def prepare_on_ray(
             stages = Stages(work, workers, progress)
             try:
                 day = target if base is None else work.child("day")
-                manifest = ParallelPreparation(log, labeling, options, stages, day, sizes).run()
-                if base is not None:
-                    _finish(day, manifest)
-                    today = Dataset.open(day.path, "fast", day.filesystem)
-                    manifest = ParallelGrowth(base, today, options, stages, target, sizes).run()
+                with as_a_day() if base else contextlib.nullcontext():
+                    manifest = ParallelPreparation(log, labeling, options, stages, day, sizes).run()
+                    if base is not None:
+                        _finish(day, manifest)
+                        today = Dataset.open(day.path, "fast", day.filesystem)
+                        manifest = ParallelGrowth(base, today, options, stages, target, sizes).run()
+                    check_classes(manifest, options)
             except UserError:
                 # Going on would end here again. A task that is being ended may still write a file.
                 with contextlib.suppress(OSError):
