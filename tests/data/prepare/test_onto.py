@@ -204,11 +204,12 @@ def test_what_cannot_be_grown_says_why(tmp_path: Path) -> None:
     day(tmp_path, "monday", CLEAR)
     with pytest.raises(UserError, match=r"positive_from=3.*positive_from=4"):
         day(tmp_path, "other", CLEAR, "monday", positive_from=4.0)
-    for name, options in (
+    refused: list[tuple[str, dict[str, Any]]] = [
         ("keep", {"keep": 1}),
         ("keep", {"keep": 0, "older": "unclear"}),
         ("drop_unseen", {"drop_unseen": 1}),
-    ):
+    ]
+    for name, options in refused:
         with pytest.raises(UserError, match=rf"{name} goes together with --onto"):
             day(tmp_path, "alone", CLEAR, **options)
     with pytest.raises(UserError, match=r"older: unclear goes together with keep=N"):
