@@ -9,6 +9,7 @@ sets and runs that are finished are used again, too.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,11 +97,13 @@ def learn(roll: Roll, arm: str, day: str, parent: Path | None, say: Say) -> Path
     folder = Path(config.runs) / str(config.name)
     if (folder / METRICS_FILE).exists() and History.read(folder).final is not None:
         return folder
-    if resumed := folder.exists():
+    if resumed := (folder / run_folder.CONFIG_FILE).exists():
         config = run_folder.reopen(folder, [])[0]
     elif parent is not None:
         given = [f"data.path={config.data.path}", f"runs={config.runs}", f"name={config.name}"]
         config = settings_from(str(parent), [*roll.grown_overrides(), *given])
+    if not resumed:
+        shutil.rmtree(folder, ignore_errors=True)  # of a roll that was killed while it made the folder
     say(f"{day}: {arm} {'goes on' if resumed else 'learns'}")
     if config.ray.ranks > 1:
         if train(config, resume=str(folder) if resumed else None)[1]:

@@ -42,7 +42,6 @@ def create(config: Config, dataset: Dataset) -> AnyPath:
         ) from None
     except OSError as error:
         raise UserError(f"runs: cannot make {run}: {error.strerror}") from None
-    write_atomically(run / CONFIG_FILE, configs.dump(config))
     described: dict[str, Any] = {
         "path": config.data.path,
         "fingerprint": dataset.fingerprint,
@@ -51,6 +50,7 @@ def create(config: Config, dataset: Dataset) -> AnyPath:
         "items": dataset.items,
     }
     write_atomically(run / DATASET_FILE, json.dumps(described, indent=2))
+    write_atomically(run / CONFIG_FILE, configs.dump(config))  # last: a folder that has it is whole
     return run
 
 

@@ -378,7 +378,7 @@ def test_killed_workers_cost_nothing_but_time(tmp_path: Path, ray_cluster: Priva
     killed: dict[str, int] = {}
 
     def kill(stage: str, rows: int) -> None:
-        until = time.monotonic() + 0.3  # the next task may not have begun
+        until = time.monotonic() + 1.5  # the next task may not have begun
         while stage not in killed and time.monotonic() < until:
             for pid in workers_of(ray_cluster):
                 with contextlib.suppress(ProcessLookupError):
