@@ -31,7 +31,7 @@ PLAN = {
     "epoch": "epoch",
     "ranks": "ranks --parts weak",
     "strong": "ranks --parts strong",
-    "crossover": "ranks --parts crossover --repeats 9",
+    "crossover": "ranks --parts crossover --repeats 5",
     "latency": "ranks --parts latency --batch 1024",
     "exchange": "exchange",
     "step_1024": "step --repeats 21",

@@ -19,7 +19,7 @@ import argparse
 import os
 import statistics
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ METHODS = {"plain": ("none", 0), "ig": ("ig", 1)}
 MODELLED_WAITS = {"plain": 2, "ig": 5}
 _PARTS = ("weak", "strong", "crossover", "latency")
 _CROSSOVER_BATCHES = {"gmf": (1024, 2048, 4096, 8192, 16384, 32768), "neumf": (128, 256, 512, 1024, 2048)}
+_TURN_STEPS = 50
+"""So many that the caches hold what they hold in training: with 5, both fill them again after the turn of the other."""
 _CHUNK_STEPS = 5
 _TURN_S = 600
 
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--model", choices=BACKBONES.names(), default="gmf")
     parser.add_argument("--batch", type=int, nargs="+", default=[1024, 8192], help="interactions a rank and step")
-    parser.add_argument("--repeats", type=int, default=31, help="medians are over this many chunks of each kind")
+    parser.add_argument("--repeats", type=int, default=11, help="medians are over this many turns of each kind")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=["weak"], help="what to measure (default: weak)")
     parser.add_argument("--data", metavar="DIR", help="what they train on (default: MovieLens-1M, or one of its size)")
     parser.add_argument("--epochs", type=int, default=12, help="epochs of each such run; the first does not count")
@@ -146,7 +148,10 @@ def _in_turns(
             raise
 
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(group, (0, 1)))
+        working = [pool.submit(group, place) for place in (0, 1)]
+        for done in as_completed(working):
+            done.result()  # raises the first error: the other group only misses its turn then
+        found = [each.result() for each in working]
     one, other = ({name: statistics.mean(rank[name] for rank in ranks) for name in groups[0][2]} for ranks in found)
     return {name: (one[name], other[name]) for name in one}
 
@@ -158,12 +163,12 @@ def _take_turns(
     drivers = {name: _driver(sizes, batch, model, method) for name, (method, batch) in steps.items()}
     seconds: dict[str, list[float]] = {name: [] for name in drivers}
     for driver in drivers.values():
-        driver(_CHUNK_STEPS)
+        driver(_TURN_STEPS)
     for turn in range(2 * repeats):
         for name, driver in drivers.items():
             turns.wait()
             if turn % 2 == place:
-                seconds[name].append(driver(_CHUNK_STEPS))
+                seconds[name].append(driver(_TURN_STEPS))
     return {name: 1e3 * statistics.median(found) for name, found in seconds.items()}
 
 
@@ -198,7 +203,7 @@ def _latency(args: argparse.Namespace, sizes: dict[str, Any], progress: Progress
         progress.show(f"latency, {ranks} ranks")
         with tempfile.TemporaryDirectory() as folder:
             clock = str(Path(folder) / "clock")
-            found = on_ranks(_delayed, ranks, ranks, sizes, batch, max(3, args.repeats // 4), args.latency, clock)
+            found = on_ranks(_delayed, ranks, ranks, sizes, batch, max(3, args.repeats // 2), args.latency, clock)
         # A step takes as long as its slowest rank.
         for method in METHODS:
             ms = {value: max(of_rank[method][value] for of_rank in found) for value in (0.0, *args.latency)}

@@ -1,4 +1,4 @@
-"""Step time and peak memory of `none` and `ig` as the tables grow.
+"""Step time and peak memory of `none` and `ig` steps as the tables grow.
 
 The time of a step must not depend on the size of the tables. Memory grows with them, but `ig` must need no more than
 `none`. Every measurement is a process with one thread, so that each has its own peak memory. The sizes of a method
@@ -14,7 +14,7 @@ from multiprocessing.synchronize import Barrier
 import torch
 import torch.multiprocessing as mp
 
-from invdist.bench._steps import Driver, memory_mb, on_ranks, random_batches
+from invdist.bench._steps import Driver, forget_peak, memory_mb, on_ranks, random_batches
 from invdist.models.build import ModelSpec, build_recommender
 from invdist.runtime.errors import UserError
 
@@ -65,6 +65,7 @@ def _measure(
     users, items = sizes[number] // 4, sizes[number] - sizes[number] // 4
     spec = ModelSpec(users=users, items=items, dim=dim, batch_size=batch, sharding="row_wise")
     model = build_recommender(spec, torch.device("cpu"))
+    forget_peak()  # of building, which is the same for all methods and differs by chance
     driver = Driver(model, method, _PHASE[method], random_batches(users, items, batch))
     driver(_CHUNK_STEPS)
     seconds = []

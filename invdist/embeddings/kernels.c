@@ -14,10 +14,7 @@
 
 #include "parts.h"
 
-enum { DIGIT = 11, BINS = 1 << DIGIT };
-
-// How many rows ahead to fetch: 32 lines of memory, measured for rows of 128 bytes that another core has just written.
-static inline i64 rows_ahead(i64 width) { return width <= 32 ? 16 : 8; }
+enum { DIGIT = 11, BINS = 1 << DIGIT, SQUARES = 2048, ROUND = 1024 };
 
 // Sorts keys (stable radix sort), finds where each distinct one starts, and the number of distinct ones.
 // Returns -1 if a key and an index do not fit one word together. `words` has room for 2n.
@@ -158,13 +155,13 @@ void inverse(const i64 *order, const i64 *starts, i64 count, i64 n, i64 *out, in
     IN_PARTS(n, inverse_part(order, starts, count, n, begin, end, out));
 }
 
-static PART sum_segments_part(Rows rows, const i64 *order, const i64 *starts, i64 count, i64 n, float scale, i64 begin,
-                              i64 end, float *restrict out) {
+// The sums of the segments from `first` to `last`: sum_segments says of what.
+static inline void sums_of(Rows rows, const i64 *order, const i64 *starts, i64 count, i64 n, float scale, i64 first,
+                           i64 last, float *restrict out) {
     const float *const *parts = rows.parts;
     const i64 *edges = rows.edges, width = rows.width, ahead = rows_ahead(width);
-    const i64 last = segment_from(starts, count, n, end);
     float of_part[width];
-    for (i64 s = segment_from(starts, count, n, begin); s < last; s++) {
+    for (i64 s = first; s < last; s++) {
         float *sum = out + s * width, *into = sum;
         i64 stop = s + 1 < count ? starts[s + 1] : n, before = -1;
         for (i64 j = starts[s]; j < stop; j++) {
@@ -183,6 +180,12 @@ static PART sum_segments_part(Rows rows, const i64 *order, const i64 *starts, i6
         if (into != sum) add(sum, into, width);
         if (scale != 1.0f) for (i64 c = 0; c < width; c++) sum[c] *= scale;
     }
+}
+
+static PART sum_segments_part(Rows rows, const i64 *order, const i64 *starts, i64 count, i64 n, float scale, i64 begin,
+                              i64 end, float *out) {
+    const i64 first = segment_from(starts, count, n, begin), last = segment_from(starts, count, n, end);
+    sums_of(rows, order, starts, count, n, scale, first, last, out);
     return -1;
 }
 
@@ -192,6 +195,75 @@ void sum_segments(const float *const *parts, const i64 *edges, i64 width, const 
                   i64 count, i64 n, float scale, float *restrict out, int threads) {
     Rows rows = {parts, edges, width};
     IN_PARTS(n, sum_segments_part(rows, order, starts, count, n, scale, begin, end, out));
+}
+
+static float square_sum_of_block(const float *values, i64 n) {
+    float lanes[4 * LANES] = {0}, rest = 0;  // four vectors: the next addition need not wait for the last
+    i64 i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int l = 0; l < 4 * LANES; l++) lanes[l] = fmaf(values[i + l], values[i + l], lanes[l]);
+    for (; i < n; i++) rest += values[i] * values[i];
+    for (int v = 0; v < 4; v++) rest += total(lanes + v * LANES);
+    return rest;
+}
+
+static PART square_sums(const float *values, i64 n, i64 block, i64 begin, i64 end, float *out) {
+    for (i64 b = begin; b < end; b++) out[b] = square_sum_of_block(values + b * block, least(block, n - b * block));
+    return -1;
+}
+
+static PART sign_step_part(float *values, i64 begin, i64 end, float alpha, float eps) {
+    for (i64 i = begin; i < end; i++) values[i] = alpha * (values[i] / (fabsf(values[i]) + eps));
+    return -1;
+}
+
+// values = alpha * values / (|values| + eps)
+void sign_step(float *values, i64 n, float alpha, float eps, int threads) {
+    IN_PARTS(n, sign_step_part(values, begin, end, alpha, eps));
+}
+
+// The sum over the blocks of n values of what `found[]` gets for each in `call`: sums of a round of blocks wait for each
+// other, and are added in their order, whoever made them.
+#define SUM_OF_BLOCKS(n, size, call)                                                     \
+    ({                                                                                   \
+        const i64 blocks_ = ((n) + (size)-1) / (size);                                   \
+        double sum_ = 0;                                                                 \
+        for (i64 done = 0; done < blocks_; done += ROUND) {                              \
+            float found[ROUND];                                                          \
+            const i64 some_ = least(ROUND, blocks_ - done);                              \
+            IN_PARTS(some_, call);                                                       \
+            for (i64 b = 0; b < some_; b++) sum_ += found[b];                            \
+        }                                                                                \
+        sum_;                                                                            \
+    })
+
+// The sum of squares, in float32 within blocks and in float64 over them.
+double square_sum(const float *values, i64 n, int threads) {
+    return SUM_OF_BLOCKS(n, SQUARES,
+                         square_sums(values + done * SQUARES, n - done * SQUARES, SQUARES, begin, end, found));
+}
+
+static PART sum_and_step_part(Rows rows, const i64 *order, const i64 *starts, i64 count, i64 n, float scale,
+                              i64 sign, float alpha, float eps, i64 block, i64 begin, i64 end, float *out,
+                              float *squares) {
+    for (i64 b = begin; b < end; b++) {
+        const i64 first = b * block, last = least(count, first + block), values = (last - first) * rows.width;
+        sums_of(rows, order, starts, count, n, scale, first, last, out);
+        squares[b] = square_sum_of_block(out + first * rows.width, values);
+        if (sign) sign_step_part(out + first * rows.width, 0, values, alpha, eps);
+    }
+    return -1;
+}
+
+// sum_segments, the sum of squares of the sums, which it returns, and then, if asked for, sign_step of them: block by block,
+// while they are in the cache.
+double sum_and_step(const float *const *parts, const i64 *edges, i64 width, const i64 *order, const i64 *starts,
+                    i64 count, i64 n, float scale, i64 sign, float alpha, float eps, float *out, int threads) {
+    Rows rows = {parts, edges, width};
+    const i64 block = width < SQUARES ? SQUARES / width : 1;
+    return SUM_OF_BLOCKS(count, block,
+                         sum_and_step_part(rows, order, starts, count, n, scale, sign, alpha, eps, block, done + begin,
+                                           done + end, out, found - done));
 }
 
 // Looks whether another process wrote `number`, for at most `microseconds`: first without pause, then giving way to
@@ -268,59 +340,3 @@ i64 locate(const i64 *ids, i64 n, i64 block, const i64 *bases, i64 multiplier, i
     return -1;
 }
 
-static PART add_indexed_part(float *rows, i64 width, const i64 *index, i64 begin, i64 end, const float *values,
-                             float c) {
-    const i64 ahead = rows_ahead(width);
-    for (i64 i = begin; i < end; i++) {
-        if (i + ahead < end && index[i + ahead] >= 0) prefetch(values + index[i + ahead] * width, width);
-        if (index[i] < 0) continue;
-        float *restrict row = rows + i * width;
-        const float *restrict value = values + index[i] * width;
-        for (i64 x = 0; x < width; x++) row[x] = fmaf(c, value[x], row[x]);
-    }
-    return -1;
-}
-
-// rows[i] += c * values[index[i]] where the index is not -1
-void add_indexed(float *rows, i64 n, i64 width, const i64 *index, const float *values, float c, int threads) {
-    IN_PARTS(n, add_indexed_part(rows, width, index, begin, end, values, c));
-}
-
-// Three tables of the same shape, some of their columns, and the constants of a step.
-typedef struct {
-    float *values, *m, *v;
-    i64 rows, width, first, columns;
-    float kept, rate, b1, b2, c2, root, e;
-} Step;
-
-static PART adamw_part(Step t, const i64 *index, i64 begin, i64 end, const float *gradient) {
-    const i64 ahead = rows_ahead(t.width), columns = t.columns;
-    for (i64 i = begin; i < end; i++) {
-        if ((u64)index[i] >= (u64)t.rows) return i;
-        if (i + ahead < end && (u64)index[i + ahead] < (u64)t.rows) {
-            i64 next = index[i + ahead] * t.width + t.first;
-            prefetch(t.values + next, columns), prefetch(t.m + next, columns), prefetch(t.v + next, columns);
-        }
-        i64 at = index[i] * t.width + t.first;
-        float *restrict row = t.values + at, *restrict m = t.m + at, *restrict v = t.v + at;
-        const float *restrict g = gradient + i * t.width + t.first;
-        for (i64 c = 0; c < columns; c++) {
-            row[c] = row[c] * t.kept;
-            m[c] = fmaf(t.b1, g[c] - m[c], m[c]);
-            v[c] = fmaf(t.c2 * g[c], g[c], v[c] * t.b2);
-            row[c] = row[c] + -t.rate * m[c] / (sqrtf(v[c]) / t.root + t.e);
-        }
-    }
-    return -1;
-}
-
-// One AdamW step of some columns of distinct rows, with the operations of torch's fused kernel in the same order.
-i64 adamw(float *values, float *m, float *v, i64 rows, i64 width, const i64 *index, i64 n, const float *gradient,
-          i64 first, i64 columns, double step, double gamma, double beta1, double beta2, double eps,
-          double weight_decay, int threads) {
-    Step t = {values, m, v, rows, width, first, columns};
-    t.kept = (float)(1 - gamma * weight_decay), t.rate = (float)(gamma / (1 - pow(beta1, step)));
-    t.b1 = (float)(1 - beta1), t.b2 = (float)beta2, t.c2 = (float)(1 - beta2);
-    t.root = (float)sqrt(1 - pow(beta2, step)), t.e = (float)eps;
-    return IN_PARTS(n, adamw_part(t, index, begin, end, gradient));
-}

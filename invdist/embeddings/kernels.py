@@ -42,6 +42,9 @@ class Kernels:
         self._gather_parts = function("gather_parts", p, p, i, p, i, p, t, gives=None)
         self._gather_keys = function("gather_keys", p, p, i, i, i, p, i, p, t)
         self._sum = function("sum_segments", p, p, i, p, p, i, i, _FLOAT, p, t, gives=None)
+        self._sum_and_step = function(
+            "sum_and_step", p, p, i, p, p, i, i, _FLOAT, i, _FLOAT, _FLOAT, p, t, gives=_DOUBLE
+        )
         self.wait_for = function("wait_for", p, i, i, gives=ctypes.c_int)
         """Whether the word at an address became a number within some microseconds."""
         self._add = function("add_rows", p, i, i, p, i, p, _FLOAT, t)
@@ -127,6 +130,22 @@ class Kernels:
         segments = (order.data_ptr(), starts.data_ptr(), starts.shape[0], order.shape[0])
         self._sum(*_places(parts), width, *segments, scale, out.data_ptr(), _team(order.shape[0] * width))
         return out
+
+    def sum_and_step(
+        self,
+        parts: Sequence[Tensor],
+        order: Tensor,
+        starts: Tensor,
+        scale: float,
+        sign: tuple[float, float] | None,
+    ) -> tuple[Tensor, float]:
+        """`sum`, with the sum of its squares; then `sign_step` of it by (alpha, eps), if given."""
+        width = parts[0].shape[1]
+        out = torch.empty((starts.shape[0], width))
+        segments = (order.data_ptr(), starts.data_ptr(), starts.shape[0], order.shape[0])
+        step = (sign is not None, *(sign or (0.0, 0.0)))
+        team = _team(order.shape[0] * width)
+        return out, self._sum_and_step(*_places(parts), width, *segments, scale, *step, out.data_ptr(), team)
 
     def add(self, table: Tensor, index: Tensor, values: Tensor, scale: float) -> None:
         """`table[index] += scale * values` for distinct indices."""

@@ -30,6 +30,21 @@ def square_sum(values: Tensor) -> float | Tensor:
     return values.reshape(-1).dot(values.reshape(-1))
 
 
+@dataclass(frozen=True, slots=True)
+class SignStep:
+    """The step `alpha * g / (|g| + eps)` of each value g: what one step of a fresh Adam is."""
+
+    alpha: float
+    eps: float = 1e-8
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """The step of each value, in the memory of `values` where that is faster."""
+        if (compiled := kernels_for(values)) is not None:
+            compiled.sign_step(values, self.alpha, self.eps)
+            return values
+        return self.alpha * (values / values.abs().add_(self.eps))
+
+
 def in_unified_memory(table: Tensor) -> bool:
     """Whether a tensor of a GPU is in unified memory."""
     return table.device.type == "cuda" and bool(torch.ops.fbgemm.is_uvm_tensor(table))
@@ -236,6 +251,18 @@ class UniqueRows:
         sums = sums if self.count is None else sums.index_select(0, self._repeat_last)
         sums = sums if scale is None else sums.mul_(scale)
         return sums if out is None else out.copy_(sums)
+
+    def sum_and_step(
+        self, parts: Sequence[Tensor], scale: float | Tensor | None, sign: SignStep | None
+    ) -> tuple[Tensor, float | Tensor]:
+        """`sum_parts`, with the sum of its squares; then its step, if `sign` is given."""
+        if self.count is None and len(self.rows) and (compiled := kernels_for(parts[0])) is not None:
+            step = None if sign is None else (sign.alpha, sign.eps)
+            factor = 1.0 if scale is None else float(scale)
+            return compiled.sum_and_step([part.contiguous() for part in parts], self.order, self.starts, factor, step)
+        values = self.sum_parts(parts, scale)
+        square = square_sum(values) if self.count is None else self.square_sum(values)
+        return values if sign is None else sign(values), square
 
     def find(self, rows: Tensor) -> Tensor:
         """Index of each of `rows` among the distinct ones; `len(self.rows)` where it is missing."""

@@ -133,7 +133,7 @@ class SharedMemoryComm(Comm):
         while self._unread and (number := next(iter(self._unread))) <= self._number - LINES // 2:
             arriving = self._unread[number]()
             if arriving is not None:
-                arriving.wait()
+                arriving.keep()
             else:  # dropped
                 self._mark_read(number)
 
@@ -227,20 +227,25 @@ class SharedMemoryComm(Comm):
 
 
 class _Arriving(Pending):
-    """A tensor that is read from the others when it is waited for."""
+    """A tensor that is read from the others when it is waited for: a part from each rank, or one of all."""
 
     def __init__(self, read: Callable[[], list[Tensor]], read_all: Callable[[], None]) -> None:
         self._read: Callable[[], list[Tensor]] | None = read
         self._done = read_all
+        self._kept: list[Tensor] = []
 
     def wait(self) -> Tensor:
-        if self._read is not None:
-            self._tensor = self.use(lambda parts: parts[0] if len(parts) == 1 else torch.cat(parts))
-        return self._tensor
+        if self._read is not None or len(self._kept) > 1:
+            self._kept = [self.use(lambda parts: parts[0] if len(parts) == 1 else torch.cat(parts))]
+        return self._kept[0]
+
+    def keep(self) -> None:
+        """Copies the parts out of memory that the ranks use again."""
+        self._kept = self.use(lambda parts: [part.clone() for part in parts])
 
     def use(self, function: Callable[[list[Tensor]], T]) -> T:
         if self._read is None:
-            return function([self._tensor])
+            return function(self._kept)
         found = function(self._read())
         self._read = None
         self._done()

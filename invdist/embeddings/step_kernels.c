@@ -11,34 +11,7 @@
 
 #include "parts.h"
 
-enum { AHEAD = 8, BLOCK = 128, SQUARES = BLOCK * LANES, ROUND = 64 };  // sums of a round of blocks wait for each other
-
-static float square_sum_of_block(const float *values, i64 n) {
-    float lanes[4 * LANES] = {0}, rest = 0;  // four vectors: the next addition need not wait for the last
-    i64 i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES)
-        for (int l = 0; l < 4 * LANES; l++) lanes[l] = fmaf(values[i + l], values[i + l], lanes[l]);
-    for (; i < n; i++) rest += values[i] * values[i];
-    for (int v = 0; v < 4; v++) rest += total(lanes + v * LANES);
-    return rest;
-}
-
-static PART square_sums(const float *values, i64 n, i64 begin, i64 end, float *out) {
-    for (i64 b = begin; b < end; b++) out[b] = square_sum_of_block(values + b * SQUARES, least(SQUARES, n - b * SQUARES));
-    return -1;
-}
-
-// The sum of squares, in float32 within blocks and in float64 over them.
-double square_sum(const float *values, i64 n, int threads) {
-    double sum = 0;
-    for (i64 first = 0; first < n; first += 16 * ROUND * SQUARES) {
-        float found[16 * ROUND];
-        const i64 some = least(16 * ROUND * SQUARES, n - first), blocks = (some + SQUARES - 1) / SQUARES;
-        IN_PARTS(blocks, square_sums(values + first, some, begin, end, found));
-        for (i64 b = 0; b < blocks; b++) sum += found[b];
-    }
-    return sum;
-}
+enum { AHEAD = 8, BLOCK = 128, ROUND = 64 };  // sums of a round of blocks wait for each other
 
 // exp(-x) for x >= 0 to the rounding of float64: 2^k times a Taylor series of the rest, which is at most log(2) / 2.
 static inline void exp_of_minus(const double *x, double *out) {
@@ -166,16 +139,6 @@ static PART log_loss_sums_part(const float *logits, const float *label, i64 n, i
 // The sums over n pairs, in float64, of the log-loss of each row of logits `[count, n]`.
 void log_loss_sums(const float *logits, const float *label, i64 count, i64 n, double *out, int threads) {
     IN_PARTS(count, log_loss_sums_part(logits, label, n, begin, end, out));
-}
-
-static PART sign_step_part(float *values, i64 begin, i64 end, float alpha, float eps) {
-    for (i64 i = begin; i < end; i++) values[i] = alpha * (values[i] / (fabsf(values[i]) + eps));
-    return -1;
-}
-
-// values = alpha * values / (|values| + eps)
-void sign_step(float *values, i64 n, float alpha, float eps, int threads) {
-    IN_PARTS(n, sign_step_part(values, begin, end, alpha, eps));
 }
 
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
@@ -316,4 +279,61 @@ static PART gmf_candidates_part(const float *rows, const i64 *index, const float
 void gmf_candidates(const float *rows, const i64 *index, const float *deltas, i64 n, i64 width, i64 k, i64 bias,
                     const float *w, const float *dw, const double *candidates, i64 count, float *out, int threads) {
     IN_PARTS(n, gmf_candidates_part(rows, index, deltas, n, begin, end, width, k, bias, w, dw, candidates, count, out));
+}
+
+static PART add_indexed_part(float *rows, i64 width, const i64 *index, i64 begin, i64 end, const float *values,
+                             float c) {
+    const i64 ahead = rows_ahead(width);
+    for (i64 i = begin; i < end; i++) {
+        if (i + ahead < end && index[i + ahead] >= 0) prefetch(values + index[i + ahead] * width, width);
+        if (index[i] < 0) continue;
+        float *restrict row = rows + i * width;
+        const float *restrict value = values + index[i] * width;
+        for (i64 x = 0; x < width; x++) row[x] = fmaf(c, value[x], row[x]);
+    }
+    return -1;
+}
+
+// rows[i] += c * values[index[i]] where the index is not -1
+void add_indexed(float *rows, i64 n, i64 width, const i64 *index, const float *values, float c, int threads) {
+    IN_PARTS(n, add_indexed_part(rows, width, index, begin, end, values, c));
+}
+
+// Three tables of the same shape, some of their columns, and the constants of a step.
+typedef struct {
+    float *values, *m, *v;
+    i64 rows, width, first, columns;
+    float kept, rate, b1, b2, c2, root, e;
+} Step;
+
+static PART adamw_part(Step t, const i64 *index, i64 begin, i64 end, const float *gradient) {
+    const i64 ahead = rows_ahead(t.width), columns = t.columns;
+    for (i64 i = begin; i < end; i++) {
+        if ((u64)index[i] >= (u64)t.rows) return i;
+        if (i + ahead < end && (u64)index[i + ahead] < (u64)t.rows) {
+            i64 next = index[i + ahead] * t.width + t.first;
+            prefetch(t.values + next, columns), prefetch(t.m + next, columns), prefetch(t.v + next, columns);
+        }
+        i64 at = index[i] * t.width + t.first;
+        float *restrict row = t.values + at, *restrict m = t.m + at, *restrict v = t.v + at;
+        const float *restrict g = gradient + i * t.width + t.first;
+        for (i64 c = 0; c < columns; c++) {
+            row[c] = row[c] * t.kept;
+            m[c] = fmaf(t.b1, g[c] - m[c], m[c]);
+            v[c] = fmaf(t.c2 * g[c], g[c], v[c] * t.b2);
+            row[c] = row[c] + -t.rate * m[c] / (sqrtf(v[c]) / t.root + t.e);
+        }
+    }
+    return -1;
+}
+
+// One AdamW step of some columns of distinct rows, with the operations of torch's fused kernel in the same order.
+i64 adamw(float *values, float *m, float *v, i64 rows, i64 width, const i64 *index, i64 n, const float *gradient,
+          i64 first, i64 columns, double step, double gamma, double beta1, double beta2, double eps,
+          double weight_decay, int threads) {
+    Step t = {values, m, v, rows, width, first, columns};
+    t.kept = (float)(1 - gamma * weight_decay), t.rate = (float)(gamma / (1 - pow(beta1, step)));
+    t.b1 = (float)(1 - beta1), t.b2 = (float)beta2, t.c2 = (float)(1 - beta2);
+    t.root = (float)sqrt(1 - pow(beta2, step)), t.e = (float)eps;
+    return IN_PARTS(n, adamw_part(t, index, begin, end, gradient));
 }

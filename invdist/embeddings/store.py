@@ -23,6 +23,7 @@ from invdist.embeddings.in_place import SharedRows, deltas_of_touched, show_grad
 from invdist.embeddings.locate import Pairs, RowLocator
 from invdist.embeddings.row_moves import (
     Deltas,
+    SignStep,
     UniqueRows,
     add_rows,
     gather_keys,
@@ -43,10 +44,12 @@ class RowUpdate:
 
     unique: UniqueRows
     values: Tensor
+    square: float | Tensor | None = None
+    """This rank's share of the squared norm of the gradient that it is or was made of; None: unknown."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RowUpdate:
         """The same rows with other values."""
-        return RowUpdate(self.unique, function(self.values))
+        return RowUpdate(self.unique, function(self.values), self.square)
 
 
 class EmbeddingStore:
@@ -191,15 +194,16 @@ class EmbeddingStore:
     def push(self, route: Route, gradient: Tensor) -> Callable[..., RowUpdate]:
         """Sends the gradient of one group's rows, as they were pulled, summed by distinct row, to their owners.
 
-        Gives a function that waits for the gradients of this rank's rows, sums them by distinct row, and
-        multiplies them by its argument if it gets one.
+        Gives a function that waits for the gradients of this rank's rows, sums them by distinct row, and multiplies
+        them by its first argument if it gets one. With `squared=True` the norm is taken in the same pass; with `sign`,
+        a `SignStep`, the update then has the step of each value.
         """
         pieces, pending, shown = gradient.reshape(-1, self.layout.width), [], route.shown
         if shown is not None:
             arriving = show_gradient(pieces, route, self.comm, bf16=self._bf16)
             arriving = _Widened(arriving) if self._bf16 else arriving
-            return lambda scale=None: RowUpdate(
-                shown.unique, arriving.use(lambda parts: shown.gradients.sum_parts(parts, scale))
+            return lambda scale=None, **finish: arriving.use(
+                lambda parts: self._summed(parts, shown.gradients, scale, **finish)
             )
         asked, held = self._asked_and_held(pieces, route)
         if route.asked is not None:
@@ -209,14 +213,31 @@ class EmbeddingStore:
         if route.copies is not None:
             pending.append(self._send_to_all(route.copies.rows.sum(held), route.copies))
 
-        def arrive(scale: float | Tensor | None = None) -> RowUpdate:
+        def arrive(scale: float | Tensor | None = None, **finish: Any) -> RowUpdate:
             if not pending and route.distinct:
-                return RowUpdate(route.unique, pieces if scale is None else pieces * scale)
-            if not pending:
-                return RowUpdate(route.unique, route.unique.sum(pieces, scale))
-            return RowUpdate(route.unique, _use_all(pending, lambda parts: route.unique.sum_parts(parts, scale)))
+                found = RowUpdate(route.unique, pieces if scale is None else pieces * scale)
+                return self._finished(found, **finish)
+            everything = pending or [Pending(pieces)]
+            return _use_all(everything, lambda parts: self._summed(parts, route.unique, scale, **finish))
 
         return arrive
+
+    def _summed(
+        self,
+        parts: Sequence[Tensor],
+        unique: UniqueRows,
+        scale: float | Tensor | None,
+        squared: bool = False,
+        sign: SignStep | None = None,
+    ) -> RowUpdate:
+        if squared and not self._copied:
+            return RowUpdate(unique, *unique.sum_and_step(parts, scale, sign))
+        return self._finished(RowUpdate(unique, unique.sum_parts(parts, scale)), squared, sign)
+
+    def _finished(self, update: RowUpdate, squared: bool = False, sign: SignStep | None = None) -> RowUpdate:
+        if squared:
+            update.square = self._square_share(update)
+        return update if sign is None else update.map(sign)
 
     def _send(self, rows: Tensor, send_rows: Sequence[int], recv_rows: Sequence[int]) -> Pending:
         """`Comm.all_to_all` of embeddings or gradients, in the precision of the payload."""
@@ -292,7 +313,7 @@ class EmbeddingStore:
                 whole[a + length : b] = total[-1:]
         return whole
 
-    def square_share(self, update: RowUpdate) -> float | Tensor:
+    def _square_share(self, update: RowUpdate) -> float | Tensor:
         """This rank's share of the sum of squares over all ranks: each rank has the rows of replicated tables."""
         values = update.values
         for shard in self._copied:
@@ -329,7 +350,7 @@ class _Widened(Pending):
         return self._inner.wait().float()
 
 
-def _use_all(pending: Sequence[Pending], function: Callable[[list[Tensor]], Tensor]) -> Tensor:
+def _use_all(pending: Sequence[Pending], function: Callable[[list[Tensor]], T]) -> T:
     """`function` of the parts of everything that arrives, one after the other."""
     if len(pending) == 1:
         return pending[0].use(function)

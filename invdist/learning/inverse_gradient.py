@@ -21,30 +21,16 @@ import torch
 from torch import Tensor
 
 from invdist.embeddings import row_moves
-from invdist.embeddings.exchange import Exchange
+from invdist.embeddings.exchange import Exchange, Route
+from invdist.embeddings.row_moves import SignStep
 from invdist.learning.losses import inverse_dual_loss, log_loss, log_loss_sums
 from invdist.learning.stopwatch import Stopwatch
 from invdist.learning.strategy import Batch, Record, TrainingDiverged
 from invdist.models.recommender import Recommender, Update
 
-_SIGN_EPS = 1e-8
-
 
 class RanksDisagree(RuntimeError):
     """The ranks no longer train the same model."""
-
-
-def direct_step(gradient: Tensor, alpha: float, inner: str) -> Tensor:
-    """`alpha * phi(g)` by the inner rule, in the memory of the gradient where that is faster.
-
-    `sign` is what one step of a fresh Adam does, `sgd` leaves the gradient as it is.
-    """
-    if inner == "sgd":
-        return alpha * gradient
-    if (compiled := row_moves.kernels_for(gradient)) is not None:
-        compiled.sign_step(gradient, alpha, _SIGN_EPS)
-        return gradient
-    return alpha * (gradient / gradient.abs().add_(_SIGN_EPS))
 
 
 def tie_order(candidates: Sequence[float]) -> list[int]:
@@ -75,7 +61,7 @@ class InverseGradient:
         self._order = torch.tensor(self._tie_order, device=device)
         self._multipliers = torch.tensor(self.candidates, device=device)
         self._chosen: float | Tensor = -1.0  # of no step yet
-        self._test_square: float | Tensor = 0.0
+        self._test_square: float | Tensor | None = 0.0
 
     def step(self, batch: Batch, exchange: Exchange, watch: Stopwatch) -> Record:
         """One step: U is the unlabeled part of `batch`, V its labeled part; `exchange` is that of (V, U)."""
@@ -83,18 +69,16 @@ class InverseGradient:
         with watch("pull"):
             rows_V, rows_U = model.pull(exchange, distinct=[1])
 
-        # 1. The direct gradient over the global U, and the update vector.
+        # 1. The direct gradient g over the global U, and the update vector D = alpha * phi(g).
         with watch("step"):
             loss_U, annotation = inverse_dual_loss(model.logits(rows_U, route_U))
-            g, _ = model.gradient(loss_U.sum(), len(loss_U), rows_U, route_U)
-            square_g = self._square(g)
-            D = g.map(lambda value: direct_step(value, self.alpha * model.pace, self.inner))
+            D = self._direct_step(loss_U, rows_U, route_U)
 
         # 2. and 3. The loss of every candidate theta + c*D; one all-reduce sums them over the global V.
         with watch("candidates"):
             deltas_V = model.rows.lookup_delta(route_V, D.rows)
             tried = model.try_candidates(rows_V, route_V, deltas_V, D, self.candidates)
-            figures = self._reduce(log_loss_sums(tried.logits, batch.label), len(batch.label), annotation.w1, square_g)
+            figures = self._reduce(log_loss_sums(tried.logits, batch.label), len(batch.label), annotation.w1, D.square)
 
         # 4. The smallest loss wins, on every rank alike.
         chosen, c, details = self._choose(figures)
@@ -105,10 +89,20 @@ class InverseGradient:
             committed_V = deltas_V.add_to(row_moves.detached(rows_V), c).requires_grad_()
             loss_V = log_loss(model.logits_of_candidate(committed_V, route_V, tried, chosen), batch.label)
             penalty = model.penalty(committed_V, route_V, len(loss_V))
-            gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V, penalty)
+            gradient_V, loss = model.gradient(loss_V.sum(), len(loss_V), committed_V, route_V, penalty, squared=True)
             model.step(gradient_V)
-        self._test_square = self._square(gradient_V)
+        self._test_square = gradient_V.square
         return Record(loss, details or {}, None if details else lambda: self._details(figures.cpu().numpy()))
+
+    def _direct_step(self, loss: Tensor, rows: Tensor, route: Route) -> Update:
+        """The update vector, by the inner rule, with the squared norm of the gradient that it is made of.
+
+        `sign` is what one step of a fresh Adam does, `sgd` leaves the gradient as it is.
+        """
+        alpha = self.alpha * self.model.pace
+        sign = SignStep(alpha) if self.inner == "sign" else None
+        found, _ = self.model.gradient(loss.sum(), len(loss), rows, route, squared=True, sign=sign)
+        return found if sign is not None else found.map(lambda g: alpha * g)
 
     def _reduce(self, losses_V: Tensor, pairs_V: int, w1: Tensor, square_g: float | Tensor) -> Tensor:
         """One all-reduce of all that is summed over ranks: float64 `[candidates + 5 + 2 * ranks]`.
@@ -166,11 +160,6 @@ class InverseGradient:
             # Of the step before: its sum over ranks travels with this step's all-reduce.
             "test_grad_norm": math.sqrt(test) if test >= 0 else math.nan,
         }
-
-    def _square(self, gradient: Update) -> float | Tensor:
-        """This rank's share of the squared norm of a global gradient."""
-        dense = row_moves.square_sum(gradient.dense) / self.model.comm.size
-        return self.model.rows.square_share(gradient.rows) + dense
 
     def _check_agreement(self, chosen: Sequence[float], checksums: Sequence[float]) -> None:
         for what, values in (("direction", chosen), ("dense weights", checksums)):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from invdist.embeddings import row_moves
 from invdist.embeddings.exchange import Exchange, Pairs, Route
-from invdist.embeddings.row_moves import Deltas, moved
+from invdist.embeddings.row_moves import Deltas, SignStep, moved
 from invdist.embeddings.store import EmbeddingStore, RowUpdate
 from invdist.models.anchor import Anchor
 from invdist.models.backbone import Backbone, Tried
@@ -26,10 +26,12 @@ class Update:
 
     rows: RowUpdate
     dense: Tensor
+    square: float | Tensor | None = None
+    """This rank's share of the squared norm of the gradient that it is or was made of; None: unknown."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Update:
         """Applies an elementwise function to every value."""
-        return Update(self.rows.map(function), function(self.dense))
+        return Update(self.rows.map(function), function(self.dense), self.square)
 
 
 class Recommender:
@@ -134,12 +136,20 @@ class Recommender:
         return type(self.backbone).penalty is not Backbone.penalty
 
     def gradient(
-        self, loss_sum: Tensor, count: float | Tensor, rows: Tensor, route: Route, penalty: Tensor | None = None
+        self,
+        loss_sum: Tensor,
+        count: float | Tensor,
+        rows: Tensor,
+        route: Route,
+        penalty: Tensor | None = None,
+        *,
+        squared: bool = False,
+        sign: SignStep | None = None,
     ) -> tuple[Update, Tensor]:
         """The gradient of a mean over all ranks (and of a `penalty`), at the owners of the rows, and that mean.
 
         The mean is the sum over ranks of `loss_sum` divided by the sum of `count`, so ranks may have different numbers
-        of pairs, or none.
+        of pairs, or none. `squared`: with its norm. `sign`: the step of each of its values, in the same pass over them.
         """
         total = loss_sum if penalty is None else loss_sum + penalty
         row_gradient, *dense_gradient = torch.autograd.grad(total, [rows, *self._dense])
@@ -153,7 +163,9 @@ class Recommender:
         else:
             scale = 1 / reduced[-1].clamp(min=1e-12)
         reduced[:-1].mul_(scale)
-        return Update(arriving(scale), reduced[:-2]), reduced[-2]
+        found, dense = arriving(scale, squared=squared, sign=sign), reduced[:-2]
+        square = found.square + row_moves.square_sum(dense) / self.comm.size if squared else None
+        return Update(found, dense if sign is None else sign(dense), square), reduced[-2]
 
     @torch.no_grad()
     def candidate_logits(

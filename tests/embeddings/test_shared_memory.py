@@ -61,18 +61,29 @@ def test_it_gives_what_gloo_gives(ranks: int) -> None:
     assert all(compared > 350 for compared in run_ranks(_both, ranks))
 
 
-def _unread(rank: int, ranks: int) -> list[float]:
+def _unread(rank: int, ranks: int) -> list[Any]:
     """More messages than the board has lines, while early ones are not waited for, or dropped."""
     comm = connect()
     kept = comm.all_reduce(torch.tensor([1.0 + rank]))
+    sent, shown = (torch.arange(4.0) + 10 * rank for _ in range(2))
+    parts = [comm.all_to_all(sent, [1, 3]), comm.show(shown, 4)]
+    joined = comm.all_to_all(sent, [1, 3])
     comm.all_reduce(torch.tensor([5.0]))  # dropped
     for _ in range(2 * boards.LINES):
-        comm.all_reduce(torch.ones(3)).wait()
-    return kept.wait().tolist()
+        comm.send_buffer(4, 1, sent).fill_(-1)
+        comm.all_to_all(-torch.ones(4), [2, 2]).wait()
+    of_ranks = [part.use(lambda found: [each.tolist() for each in found]) for part in parts]
+    return [kept.wait().tolist(), *of_ranks, joined.wait().tolist(), joined.wait().tolist()]
 
 
 def test_messages_nobody_waits_for_block_nothing() -> None:
-    assert run_ranks(_unread, 2) == [[3.0], [3.0]]
+    """And what arrived in parts is still in parts when it is used at last."""
+    shown = [[0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]]
+    first, second = [[0.0], [10.0]], [[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]]
+    of_ranks = run_ranks(_unread, 2)
+    for found, sent in zip(of_ranks, (first, second), strict=True):
+        whole = [*sent[0], *sent[1]]
+        assert found == [[3.0], sent, shown, whole, whole]
 
 
 def _train(rank: int, ranks: int, by_gloo: bool, **spec: Any) -> np.ndarray:

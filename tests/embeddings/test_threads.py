@@ -15,7 +15,7 @@ from torch import Tensor
 
 from invdist.config.registry import BACKBONES
 from invdist.embeddings import kernels as kernel_module
-from invdist.embeddings.kernels import STEP_SOURCE, Kernels, kernels
+from invdist.embeddings.kernels import SOURCE, Kernels, kernels
 from invdist.embeddings.row_moves import Deltas, UniqueRows
 from invdist.models.backbones.neumf_kernels import neumf_kernels
 from invdist.runtime.native import compiled
@@ -73,6 +73,11 @@ def test_rows(n: int, width: int) -> None:
     (sums,) = _same(lambda: [k.sum(parts, unique.order, unique.starts, 0.3)])
     exact = torch.zeros(len(unique.rows), width, dtype=torch.float64).index_add_(0, inverse, values.double())
     assert torch.allclose(sums.double(), 0.3 * exact, rtol=1e-4, atol=1e-4)
+    for sign in (None, (0.1, 1e-8), (0.0, 1e-8)):
+        stepped, square = _same(lambda sign=sign: _sum_and_step(parts, unique, sign))
+        assert float(square) == pytest.approx(float(sums.double().square().sum()), rel=1e-5)
+        expected = sums if sign is None else sign[0] * (sums / (sums.abs() + sign[1]))
+        assert torch.equal(stepped, expected)
     wanted = UniqueRows.of(index.flip(0) // 2)
     (places,) = _same(lambda: [k.places(unique.rows, wanted.rows, wanted.order, wanted.starts)])
     there = places >= 0
@@ -98,6 +103,11 @@ def test_rows(n: int, width: int) -> None:
 
     _, m, _ = _same(adamw)
     assert torch.allclose(m, torch.zeros_like(m).index_copy(0, unique.rows, 0.1 * sums), rtol=1e-5)
+
+
+def _sum_and_step(parts: list[Tensor], unique: UniqueRows, sign: tuple[float, float] | None) -> list[Tensor]:
+    values, square = _kernels().sum_and_step(parts, unique.order, unique.starts, 0.3, sign)
+    return [values, torch.tensor(square)]
 
 
 def test_the_first_row_that_is_not_there_is_named() -> None:
@@ -165,8 +175,8 @@ def test_without_openmp_there_is_one_thread(tmp_path, monkeypatch: pytest.Monkey
     script.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec cc "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
-    source = tmp_path / STEP_SOURCE.name
-    shutil.copy(STEP_SOURCE, source)
+    source = tmp_path / SOURCE.name
+    shutil.copy(SOURCE, source)
     found = compiled(source)
     assert "compiled kernels with one thread" in found.said
     assert found.library is not None

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from invdist.data.stream.batches import Batch
 from invdist.embeddings.exchange import Pairs
+from invdist.embeddings.row_moves import SignStep
 from invdist.learning.inverse_gradient import (
     InverseGradient,
     RanksDisagree,
     choose,
     choose_on_host,
-    direct_step,
     tie_order,
 )
 from invdist.learning.losses import log_loss
@@ -206,11 +206,10 @@ def test_nothing_finite_is_nothing_to_choose() -> None:
     assert issubclass(TrainingDiverged, UserError)
 
 
-def test_inner_rules() -> None:
+def test_the_sign_step_of_a_gradient() -> None:
     g = torch.tensor([3.0, -0.5, 0.0, 1e-8])
-    assert direct_step(g.clone(), 1.0, "sign").tolist() == pytest.approx([1.0, -1.0, 0.0, 0.5], rel=1e-6)
-    assert torch.equal(direct_step(g.clone(), 0.5, "sgd"), 0.5 * g)
-    assert g.tolist() == pytest.approx([3.0, -0.5, 0.0, 1e-8]), "the gradient is not written to"
+    assert SignStep(1.0)(g.clone()).tolist() == pytest.approx([1.0, -1.0, 0.0, 0.5], rel=1e-6)
+    assert SignStep(0.0)(g.clone()).tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
 # Failures, on two ranks
