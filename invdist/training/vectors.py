@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +25,10 @@ from invdist.embeddings.comm import Comm
 from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.exposure_vectors import PADDING, Shrinking, SubspaceIteration, count_pairs, iteration_columns
 from invdist.runtime.errors import UserError
-from invdist.runtime.files import absolute, exclusive
+from invdist.runtime.files import Folder, absolute, exclusive
 from invdist.training.checkpoint import CheckpointInfo, CheckpointStore
 from invdist.training.checkpoint.folder import CheckpointFolder
+from invdist.training.checkpoint.manifest import DamagedCheckpoint
 from invdist.training.checkpoint.state import restore_tables
 from invdist.training.frozen_tables import frozen_tables
 from invdist.training.grown_vectors import OlderVectors
@@ -36,6 +38,8 @@ _SHRINKING: dict[int, Shrinking] = {1: None, 2: "step", 3: "smooth"}
 """By version. There is a new one whenever the same settings would give other vectors."""
 _SEED = 0
 _WAIT_S = 1.0
+_TRIES = 2
+"""How often vectors are read: those that turn out to be damaged are learned again."""
 
 Report = Callable[..., None]
 """Called with `product`, `products`, `exposures` and `seconds` after each product."""
@@ -55,11 +59,13 @@ def check_folder(config: Config, dataset: Dataset) -> None:
     """Raises `UserError` if the vectors of a run cannot be kept where its settings say."""
     folder = vectors_folder(config, dataset)
     if config.exposures.vectors and "://" not in folder:
+        parent, key = Path(folder).parent, "exposures.path" if config.exposures.path else "runs"
         try:
-            Path(folder).parent.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            key = "exposures.path" if config.exposures.path else "runs"
-            raise UserError(f"{key}: cannot make {Path(folder).parent}: {error.strerror}") from None
+            raise UserError(f"{key}: cannot make {parent}: {error.strerror}") from None
+        if not os.access(parent, os.W_OK | os.X_OK) and finished_vectors(folder, dataset) is None:
+            raise UserError(f"{key}: cannot write to {parent}, where exposure vectors are kept")
 
 
 def _version(exposures: ExposuresConfig) -> int:
@@ -92,18 +98,47 @@ def load_or_learn(
 
     store_of = functools.partial(frozen_tables, config, dataset, device=device, comm=comm)
     checkpoints = CheckpointStore(folder, comm, keep_last=1, keep_best=0, asynchronous=False)
-    with _turn(folder, dataset, comm) as finished:
-        if not finished:
-            _learn(config, dataset, store_of, checkpoints, comm, report)
-    vectors, found = store_of(exposures.dim + PADDING), finished_vectors(folder, dataset)
-    assert found is not None, folder
-    for shard in vectors.layout.on(comm.rank):
+    vectors = None
+    for _ in range(_TRIES):
+        with _turn(folder, dataset, comm) as finished:
+            if not finished:
+                _learn(config, dataset, store_of, checkpoints, comm, report)
+        vectors, found = vectors or store_of(exposures.dim + PADDING), finished_vectors(folder, dataset)
+        if found is None:
+            raise UserError(f"{folder} is not seen by rank {comm.rank}: keep exposure vectors where all nodes see them")
+        if _intact(comm, functools.partial(_fill, vectors, found, exposures)):
+            vectors.freeze()
+            return vectors
+        _remove(folder, found, dataset, comm)
+    raise UserError(f"{folder}: what is written there is damaged when it is read; check the disk")
+
+
+def _fill(vectors: EmbeddingStore, found: CheckpointInfo, exposures: ExposuresConfig) -> None:
+    for shard in vectors.layout.on(vectors.comm.rank):
         rows = vectors.local_rows[shard.base : shard.base + shard.rows]
         if len(rows):
             place = vectors.layout.multipliers.get(shard.table, 1)
             rows.copy_(read_vectors(found, shard.table, exposures, shard.row, shard.row + shard.rows, place))
-    vectors.freeze()
-    return vectors
+
+
+def _intact(comm: Comm, read: Callable[[], None]) -> bool:
+    """Whether no rank finds damage in what it reads."""
+    damaged = torch.zeros(1)
+    try:
+        read()
+    except DamagedCheckpoint:
+        damaged += 1
+    return float(comm.all_reduce(damaged.to(comm.device)).wait()) == 0
+
+
+def _remove(folder: str, damaged: CheckpointInfo, dataset: Dataset, comm: Comm) -> None:
+    """Removes damaged vectors, unless another run does something about them."""
+    with contextlib.ExitStack() as stack:
+        if comm.rank == 0 and _locked(folder, stack):
+            found = finished_vectors(folder, dataset)
+            if found is not None and found.manifest == damaged.manifest:
+                Folder.at(damaged.path).remove()
+    comm.barrier()
 
 
 def read_vectors(
@@ -148,12 +183,16 @@ def _learn(
     iteration = SubspaceIteration(store_of(iteration_columns(exposures.learned)), exposures.learned)
     about = {"dataset": dataset.fingerprint, "learned": exposures.learned, "products": products}
     last = checkpoints.latest(valid_only=True)
+    if last is not None and not _intact(comm, functools.partial(restore_tables, last, iteration.store)):
+        if comm.rank == 0:
+            Folder.at(last.path).remove()
+        comm.barrier()
+        last = None
     if last is None:
         counts = count_pairs(store_of(PADDING), pairs.batches(), labeled.batches(), now)
         iteration.start(counts, _SEED, older.fill if older else None)
         done = 0
     else:
-        restore_tables(last, iteration.store)
         done = last.step
     for product in range(done, products):
         # Products alternate, and the last one goes to users.
@@ -202,7 +241,7 @@ def _turn(folder: str, dataset: Dataset, comm: Comm) -> Iterator[bool]:
 def _locked(folder: str, stack: contextlib.ExitStack) -> bool:
     """Takes the lock of a local folder for as long as `stack` is open; False if another run holds it."""
     if "://" in folder:
-        return True  # object stores have no locks; two runs may learn the same vectors, and the last one is kept
+        return True  # object stores have no locks
     Path(folder).mkdir(parents=True, exist_ok=True)
     try:
         stack.enter_context(exclusive(Path(folder)))

@@ -161,6 +161,34 @@ def test_damaged_vectors_are_learned_again(tiny_data: Path, tmp_path: Path, comm
     assert torch.equal(again.rows, whole.rows)
 
 
+def _flip_a_byte(folder: str | Path) -> None:
+    for file in Path(folder).rglob("*.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-100] ^= 1
+        file.write_bytes(content)
+
+
+def test_vectors_with_another_byte_are_learned_again(
+    tiny_data: Path, tmp_path: Path, comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which only reading them finds, also where learning stopped halfway."""
+    whole = _Learning(_config(tiny_data, tmp_path), comm)
+    _flip_a_byte(whole.folder)
+    again = _Learning(_config(tiny_data, tmp_path), comm)
+    assert again.products == [1, 2, 3, 4, 5, 6]
+    assert torch.equal(again.rows, whole.rows)
+    config = _config(tiny_data, tmp_path / "stopped")
+    with pytest.raises(KeyboardInterrupt):
+        _Learning(config, comm, fail_at=4)
+    _flip_a_byte(tmp_path / "stopped")
+    resumed = _Learning(config, comm)
+    assert resumed.products == [1, 2, 3, 4, 5, 6]
+    assert torch.equal(resumed.rows, whole.rows)
+    monkeypatch.setattr(stage, "_intact", lambda comm, read: False)
+    with pytest.raises(UserError, match="is damaged when it is read; check the disk"):
+        _Learning(config, comm)
+
+
 def test_vectors_of_another_data_set_are_refused(
     tiny_data: Path, all_labeled: Path, tmp_path: Path, comm: Comm
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
+from invdist.data.prepare.raw_log import SIGNALS
 from invdist.data.prepare.readers import (
     BLOCK_BYTES,
     NO_TIME,
@@ -140,19 +141,26 @@ class FileLog(MappedIds):
         found = self._found[file]
         types = {found[name]: pa.float64() for name in _MEASURED if name in found}
         types |= {found[name]: kind for name, kind in self._id_types.items()}
+        empty = {found[name]: pa.float64() for name in SIGNALS if name in found and name not in _MEASURED}
         with user_errors(file):
-            for batch in self._read(piece, list(found.values()), types):
+            for batch in self._read(piece, list(found.values()), types, empty):
                 batch = batch.rename_columns(list(found))
                 if self.has_time:
                     _note_time(self.times, batch["time"].type, file)
                 yield self._complete(canonical(batch, file), file)
 
-    def _read(self, piece: Piece, names: list[str], types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    def _read(
+        self,
+        piece: Piece,
+        names: list[str],
+        types: dict[str, pa.DataType],
+        empty: Mapping[str, pa.DataType] = {},
+    ) -> Iterator[pa.RecordBatch]:
         if piece.stop is None:
-            return read_columns(piece.file, names, types, csv=self.csv)
+            return read_columns(piece.file, names, types, csv=self.csv, begins_empty=empty)
         if piece.file.suffix == ".parquet":
             return read_columns(piece.file, names, types, range(piece.start, piece.stop))
-        return read_columns(piece.file, names, types, csv=self.csv, lines=(piece.start, piece.stop))
+        return read_columns(piece.file, names, types, csv=self.csv, lines=(piece.start, piece.stop), begins_empty=empty)
 
     def _find_columns(self, file: AnyPath, optional: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
         """The names that the columns have in this file."""

@@ -133,8 +133,10 @@ def read_columns(
     row_groups: Sequence[int] | None = None,
     csv: CsvFormat = CsvFormat(),  # noqa: B008
     lines: tuple[int, int] | None = None,
+    begins_empty: Mapping[str, pa.DataType] = {},
 ) -> Iterator[pa.RecordBatch]:
-    """Some columns of a CSV or parquet file, batch by batch; `types` are those of a CSV's columns, others are inferred.
+    """Some columns of a CSV or parquet file, batch by batch; `types` are those of a CSV's columns, others are inferred
+    from its beginning. `begins_empty` are those of columns of which nothing is there yet.
 
     `row_groups` are those of a parquet file to read, `lines` the bytes of a CSV file in which the lines to read begin;
     by default all are read. Text is taken as it is: empty text is not null,
@@ -148,14 +150,16 @@ def read_columns(
             return
         reading = pacsv.ReadOptions(block_size=BLOCK_BYTES, encoding=csv.encoding)
         converting = pacsv.ConvertOptions(include_columns=list(columns), column_types=dict(types))
+        if lines is not None or begins_empty:
+            with open_stream(file) as stream:
+                begin = pacsv.open_csv(stream, reading, csv.parsing(file), converting).schema
+            inferred = dict(zip(begin.names, begin.types))
+            empty = {name: kind for name, kind in begins_empty.items() if pa.types.is_null(inferred[name])}
+            converting.column_types = {**inferred, **types, **empty}
         if lines is None:
             with open_stream(file) as stream:
                 yield from pacsv.open_csv(stream, reading, csv.parsing(file), converting)
             return
-        # Types are inferred from the file's beginning, as if it were read in one go.
-        with open_stream(file) as stream:
-            whole = pacsv.open_csv(stream, reading, csv.parsing(file), converting).schema
-        converting.column_types = {**dict(zip(whole.names, whole.types)), **types}
         if lines[0]:
             reading.column_names = column_names(file, csv)
         start, stop = (_line_start(file, at) for at in lines)

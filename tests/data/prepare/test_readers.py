@@ -14,6 +14,7 @@ import pytest
 
 from invdist.cli.prepare import main
 from invdist.data.dataset import Dataset
+from invdist.data.prepare import readers
 from invdist.data.prepare.options import MicroVideo, RatingColumns, Ratings
 from invdist.data.prepare.pipeline import prepare_log
 from invdist.data.prepare.readers import NO_TIME, canonical, days_of, find_column
@@ -144,6 +145,18 @@ def test_a_log_with_labels_of_its_own(tmp_path: Path, kind: str, labels: list[st
     dataset = Dataset.open(str(tmp_path / "out"))
     assert (dataset.summary["positives"], dataset.summary["negatives"], dataset.rows["unclear"]) == (35, 70, 35)
     assert dataset.manifest["counts"]["missing_labels"] == 35
+
+
+@pytest.mark.parametrize("workers", [None, "0"])
+def test_labels_may_begin_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str | None):
+    """Nothing tells their type in the part of the file that types are inferred from."""
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1000)
+    rows = [f"{n % 7},{n},{'' if n < 500 else n % 2}\n" for n in range(1000)]
+    (tmp_path / "log.csv").write_text("user,item,good\n" + "".join(rows))
+    arguments = ["--input", str(tmp_path / "log.csv"), "--output", str(tmp_path / "out")]
+    arguments += ["--workers", workers] if workers else []
+    assert main(["ratings", *arguments, "rule=label", "columns.label=good"]) == 0
+    assert Dataset.open(str(tmp_path / "out")).rows["unclear"] == 500
 
 
 def test_a_label_is_one_zero_or_nothing(tmp_path: Path):

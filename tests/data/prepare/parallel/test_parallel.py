@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -375,17 +376,24 @@ def test_killed_workers_cost_nothing_but_time(tmp_path: Path, ray_cluster: Priva
     before = tmp_path / "before"
     prepare_log(options, inputs[1:], before)
     alone = prepare_log(options, inputs[:1], tmp_path / "alone", onto=before)
-    killed: dict[str, int] = {}
+    stages, killed, over = ["start"], {}, threading.Event()
 
-    def kill(stage: str, rows: int) -> None:
-        until = time.monotonic() + 1.5  # the next task may not have begun
-        while stage not in killed and time.monotonic() < until:
-            for pid in workers_of(ray_cluster):
+    def kill() -> None:
+        while not over.wait(0.01):
+            stage = stages[-1]
+            for pid in workers_of(ray_cluster) if stage not in killed else ():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed[stage] = pid
 
-    together = prepare_on_ray(options, inputs[:1], tmp_path / "together", 3, kill, sizes=SMALL, onto=before)
+    killer = threading.Thread(target=kill, daemon=True)  # beside the work: who waits for progress may come too late
+    killer.start()
+    try:
+        say = lambda stage, rows: stages.append(stage)  # noqa: E731
+        together = prepare_on_ray(options, inputs[:1], tmp_path / "together", 3, say, sizes=SMALL, onto=before)
+    finally:
+        over.set()
+        killer.join()
     assert len(killed) >= 20, killed
     assert together == alone
     assert content(tmp_path / "together") == content(tmp_path / "alone")
