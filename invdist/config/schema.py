@@ -117,7 +117,7 @@ class ExposuresConfig(Section):
     dropout: BelowOne = 0.3
     """Share of the head's inputs and hidden units dropped while training."""
     prior: NonNegative = 3.0
-    """How strongly the trained columns of a user or item are held near zero: as much as so many labels would."""
+    """Precision of the Gaussian prior that holds the head's columns of a user or item near zero."""
     gamma: Positive = 0.03
     """Learning rate of the head's own columns of users and items."""
     weight_decay: NonNegative | None = None
@@ -166,8 +166,8 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the dense part; embeddings and their optimizer stay fp32."""
     compile: bool = False
-    """Compile the dense part with torch.compile where it is left to autograd: in bf16, with dropout, with exposure
-    vectors, `gmf` on GPUs, and backbones of your own. Not run on a GPU yet (docs/gpu.md)."""
+    """Compile the dense part with torch.compile where it is left to autograd: in bf16, with dropout, on GPUs, and
+    backbones of your own. Not run on a GPU yet (docs/gpu.md)."""
     log_every: Count = 50
     """Steps between step events. Steps that choose a direction are all written, and flushed to disk this often."""
     ndcg_k: Count = 10

@@ -44,8 +44,8 @@ class RowUpdate:
 
     unique: UniqueRows
     values: Tensor
-    square: float | Tensor | None = None
-    """This rank's share of the squared norm of the gradient that it is or was made of; None: unknown."""
+    square: float | Tensor = math.nan
+    """This rank's share of the squared norm of the gradient that it is or was made of; NaN: not computed."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RowUpdate:
         """The same rows with other values."""

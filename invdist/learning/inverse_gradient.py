@@ -61,7 +61,7 @@ class InverseGradient:
         self._order = torch.tensor(self._tie_order, device=device)
         self._multipliers = torch.tensor(self.candidates, device=device)
         self._chosen: float | Tensor = -1.0  # of no step yet
-        self._test_square: float | Tensor | None = 0.0
+        self._test_square: float | Tensor = 0.0
 
     def step(self, batch: Batch, exchange: Exchange, watch: Stopwatch) -> Record:
         """One step: U is the unlabeled part of `batch`, V its labeled part; `exchange` is that of (V, U)."""

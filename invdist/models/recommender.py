@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ class Update:
 
     rows: RowUpdate
     dense: Tensor
-    square: float | Tensor | None = None
-    """This rank's share of the squared norm of the gradient that it is or was made of; None: unknown."""
+    square: float | Tensor = math.nan
+    """This rank's share of the squared norm of the gradient that it is or was made of; NaN: not computed."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Update:
         """Applies an elementwise function to every value."""
@@ -164,7 +165,7 @@ class Recommender:
             scale = 1 / reduced[-1].clamp(min=1e-12)
         reduced[:-1].mul_(scale)
         found, dense = arriving(scale, squared=squared, sign=sign), reduced[:-2]
-        square = found.square + row_moves.square_sum(dense) / self.comm.size if squared else None
+        square = found.square + row_moves.square_sum(dense) / self.comm.size if squared else math.nan
         return Update(found, dense if sign is None else sign(dense), square), reduced[-2]
 
     @torch.no_grad()
