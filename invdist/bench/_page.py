@@ -161,8 +161,8 @@ def _ranks(figures: Mapping[str, Any], folder: Path, measured: str) -> Iterator[
     yield "## A second rank: weak scaling\n"
     yield (
         "Every rank has the same number of interactions. Efficiency is the time of a step of one rank *beside an "
-        "equally busy neighbour* over that of a step of two ranks. They take turns of 50 steps: in shorter ones both would "
-        "mostly fill the caches again that the other has used.\n"
+        "equally busy neighbour* over that of a step of two ranks. They take turns of 50 steps: in shorter ones both "
+        "would mostly fill the caches again that the other has used.\n"
     )
     yield measured + "\n"
     keys = [key.removeprefix("weak_scaling_") for key in figures if key.startswith("weak_scaling_")]
