@@ -54,6 +54,23 @@ class _Unpadded(Pending):
         return super().wait().index_select(0, self._rows)
 
 
+class Widened(Pending):
+    """What arrives in bf16, as float32."""
+
+    def __init__(self, inner: Pending) -> None:
+        self._inner = inner
+
+    def wait(self) -> Tensor:
+        return self._inner.wait().float()
+
+
+def use_all(pending: Sequence[Pending], function: Callable[[list[Tensor]], T]) -> T:
+    """`function` of the parts of everything that arrives, one after the other."""
+    if len(pending) == 1:
+        return pending[0].use(function)
+    return pending[0].use(lambda parts: use_all(pending[1:], lambda more: function([*parts, *more])))
+
+
 def joint_places(counts: Tensor, totals: Sequence[int]) -> list[Tensor]:
     """Where the pieces of each group are in a message that has, rank by rank, the pieces of every group.
 

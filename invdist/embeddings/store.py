@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from invdist.embeddings.comm import Comm, Pending, T
+from invdist.embeddings.comm import Comm, Pending, T, Widened, use_all
 from invdist.embeddings.exchange import Copies, Exchange, Route
 from invdist.embeddings.in_place import SharedRows, deltas_of_touched, show_gradient, with_gradient_memory
 from invdist.embeddings.locate import Pairs, RowLocator
@@ -201,9 +201,9 @@ class EmbeddingStore:
         pieces, pending, shown = gradient.reshape(-1, self.layout.width), [], route.shown
         if shown is not None:
             arriving = show_gradient(pieces, route, self.comm, bf16=self._bf16)
-            arriving = _Widened(arriving) if self._bf16 else arriving
+            arriving = Widened(arriving) if self._bf16 else arriving
             return lambda scale=None, **finish: arriving.use(
-                lambda parts: self._summed(parts, shown.gradients, scale, **finish)
+                lambda parts: self._summed(shown.unique, parts, shown.gradients, scale, **finish)
             )
         asked, held = self._asked_and_held(pieces, route)
         if route.asked is not None:
@@ -217,22 +217,24 @@ class EmbeddingStore:
             if not pending and route.distinct:
                 found = RowUpdate(route.unique, pieces if scale is None else pieces * scale)
                 return self._finished(found, **finish)
-            everything = pending or [Pending(pieces)]
-            return _use_all(everything, lambda parts: self._summed(parts, route.unique, scale, **finish))
+            everything, unique = pending or [Pending(pieces)], route.unique
+            return use_all(everything, lambda parts: self._summed(unique, parts, unique, scale, **finish))
 
         return arrive
 
     def _summed(
         self,
+        rows: UniqueRows,
         parts: Sequence[Tensor],
-        unique: UniqueRows,
+        occurrences: UniqueRows,
         scale: float | Tensor | None,
         squared: bool = False,
         sign: SignStep | None = None,
     ) -> RowUpdate:
+        """The update of `rows` from what arrived; `occurrences` has which of it belongs to each of them."""
         if squared and not self._copied:
-            return RowUpdate(unique, *unique.sum_and_step(parts, scale, sign))
-        return self._finished(RowUpdate(unique, unique.sum_parts(parts, scale)), squared, sign)
+            return RowUpdate(rows, *occurrences.sum_and_step(parts, scale, sign))
+        return self._finished(RowUpdate(rows, occurrences.sum_parts(parts, scale)), squared, sign)
 
     def _finished(self, update: RowUpdate, squared: bool = False, sign: SignStep | None = None) -> RowUpdate:
         if squared:
@@ -243,13 +245,13 @@ class EmbeddingStore:
         """`Comm.all_to_all` of embeddings or gradients, in the precision of the payload."""
         if not self._bf16:
             return self.comm.all_to_all(rows, send_rows, recv_rows)
-        return _Widened(self.comm.all_to_all(rows.bfloat16(), send_rows, recv_rows))
+        return Widened(self.comm.all_to_all(rows.bfloat16(), send_rows, recv_rows))
 
     def _send_to_all(self, rows: Tensor, copies: Copies) -> Pending:
         """`Comm.all_gather` likewise."""
         if not self._bf16:
             return self.comm.all_gather(rows, copies.received, copies.counts)
-        return _Widened(self.comm.all_gather(rows.bfloat16(), copies.received, copies.counts))
+        return Widened(self.comm.all_gather(rows.bfloat16(), copies.received, copies.counts))
 
     def lookup_delta(self, route: Route, update: RowUpdate) -> Deltas:
         """What `update` would add to the rows of a group, `[2n, columns]`."""
@@ -338,23 +340,6 @@ class EmbeddingStore:
     def _whole(self, pieces: Tensor) -> Tensor:
         """Whole rows from their pieces, which are side by side."""
         return pieces.view(-1, self.columns)
-
-
-class _Widened(Pending):
-    """What arrives in bf16, as float32."""
-
-    def __init__(self, inner: Pending) -> None:
-        self._inner = inner
-
-    def wait(self) -> Tensor:
-        return self._inner.wait().float()
-
-
-def _use_all(pending: Sequence[Pending], function: Callable[[list[Tensor]], T]) -> T:
-    """`function` of the parts of everything that arrives, one after the other."""
-    if len(pending) == 1:
-        return pending[0].use(function)
-    return pending[0].use(lambda parts: _use_all(pending[1:], lambda more: function([*parts, *more])))
 
 
 def _each(deltas: Tensor) -> Deltas:
