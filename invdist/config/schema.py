@@ -161,8 +161,8 @@ class TrainingConfig(Section):
     """At most this many passes over the labeled interactions."""
     metric: Literal["auc", "gauc", "gauc_weighted", "ndcg", "mrr"] = "auc"
     """Validation metric that picks the best epoch and stops early."""
-    patience: Count = 3
-    """Stop after this many epochs without a better metric."""
+    patience: Count | Literal["auto"] = 3
+    """Stop after this many epochs without a better metric. `auto`: 3, or as many as have 300 steps."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the dense part; embeddings and their optimizer stay fp32."""
     compile: bool = False

@@ -20,6 +20,9 @@ _BATCH_BELOW = ((100_000, 1024), (2_000_000, 4096))
 _LARGEST_BATCH = 16384
 _STEPS_PER_EPOCH = 25
 """An epoch has at least this many steps: with fewer, an epoch gains less than validation varies, and patience ends."""
+_PATIENCE, _PATIENT_STEPS = 3, 300
+"""Epochs without a better metric after which a run ends, and the least steps: where epochs are short, metrics rise
+slowly and vary, and the first epoch may be the best of many by luck."""
 _GAMMA, _GAMMA_BATCH = 1e-3, 1024
 """gamma at this batch size; it grows with the square root of the batch, as the noise of a gradient falls."""
 
@@ -32,12 +35,15 @@ def suited(config: Config, dataset: Dataset) -> Config:
     suited = config.model_copy(deep=True)
     suited.exposures.vectors &= STRATEGIES.get(suited.method).reads_rows
     rows, ray = dataset.rows, suited.ray
+    labels = sum(rows[split] for split in TRAINING_LABELED)
     if suited.data.batch_size == "auto":
-        labels = sum(rows[split] for split in TRAINING_LABELED)
         size = next((size for below, size in _BATCH_BELOW if labels < below), _LARGEST_BATCH)
         # Every worker has at least one row of a step.
         least = 1 if ray.workers == "auto" else ray.workers
         suited.data.batch_size = max(min(size, rows["train"] // _STEPS_PER_EPOCH), least)
+    if suited.training.patience == "auto":
+        steps = -(-labels // suited.data.batch_size)
+        suited.training.patience = max(_PATIENCE, -(-_PATIENT_STEPS // max(steps, 1)))
     if ray.workers == "auto":
         cores, gpus = own_cores(), 0 if ray.device == "cpu" else torch.cuda.device_count()
         cost, batch = cost_of(suited), suited.data.batch_size
@@ -71,6 +77,11 @@ def cost_of(config: Config) -> StepCost:
 def batch_size(config: Config) -> int:
     """`data.batch_size` of settings that `suited` has seen."""
     return _resolved("data.batch_size", config.data.batch_size)
+
+
+def patience(config: Config) -> int:
+    """`training.patience` of settings that `suited` has seen."""
+    return _resolved("training.patience", config.training.patience)
 
 
 def gamma(config: Config) -> float:

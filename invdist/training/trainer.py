@@ -26,7 +26,7 @@ from invdist.embeddings.store import EmbeddingStore
 from invdist.learning.strategy import Phase, Record, TrainingDiverged
 from invdist.runtime.install import environment
 from invdist.runtime.paths import AnyPath
-from invdist.training import run_folder
+from invdist.training import run_folder, sizes
 from invdist.training.baseline import MeansBaseline, below_means
 from invdist.training.build import build_model, build_strategy, open_streams, rows_per_epoch
 from invdist.training.checkpoint import CheckpointStore, Position
@@ -268,7 +268,7 @@ class Trainer:
         return valid
 
     def _out_of_patience(self) -> bool:
-        return self.run_totals.stale >= self.config.training.patience
+        return self.run_totals.stale >= sizes.patience(self.config)
 
     def _finish(self, scorer: SplitScorer, probe: Probe) -> dict[str, Any]:
         """Goes back to the best epoch, scores the test split once, and writes the final event."""

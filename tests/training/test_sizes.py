@@ -13,7 +13,7 @@ from invdist.config.defaults import OWN_DATA
 from invdist.config.registry import STRATEGIES
 from invdist.data.dataset import Dataset
 from invdist.training.data_checks import misfits
-from invdist.training.sizes import again_automatic, batch_size, gamma, suited
+from invdist.training.sizes import again_automatic, batch_size, gamma, patience, suited
 
 
 def _dataset(train: int, training_test: int = 0) -> Any:
@@ -41,8 +41,19 @@ def test_batch_and_gamma_follow_the_number_of_labels(train: int, training_test: 
     assert config.data.batch_size == config.optimizer.gamma == "auto", "the settings themselves stay as they were"
 
 
+@pytest.mark.parametrize(
+    ("labels", "patience"),
+    [(3_000, 11), (30_006, 10), (99_999, 4), (600_125, 3), (6_000_000, 3)],  # 300 steps of 30, 98, 147, 367
+)
+def test_patience_has_300_steps(labels: int, patience: int) -> None:
+    dataset = _dataset(labels - labels // 10, labels // 10)
+    assert suited(configs.load(OWN_DATA), dataset).training.patience == patience
+    assert suited(configs.load(OWN_DATA, ["training.patience=2"]), dataset).training.patience == 2
+
+
 def test_numbers_that_are_given_stay_and_gamma_suits_a_given_batch() -> None:
-    given = configs.load(OWN_DATA, ["data.batch_size=4096", "optimizer.gamma=0.5", "method=ig", "ig.alpha_ratio=7"])
+    numbers = ["data.batch_size=4096", "optimizer.gamma=0.5", "training.patience=3"]
+    given = configs.load(OWN_DATA, [*numbers, "method=ig", "ig.alpha_ratio=7"])
     assert configs.dump(suited(given, _dataset(30_000))) == configs.dump(given), "options of the method too"
     assert suited(configs.load(OWN_DATA, ["data.batch_size=4096"]), _dataset(30_000)).optimizer.gamma == 2e-3
     assert suited(configs.load(OWN_DATA, ["optimizer.gamma=0.5"]), _dataset(30_000)).optimizer.gamma == 0.5
@@ -54,7 +65,7 @@ def test_every_worker_has_a_row_of_a_step_on_the_smallest_data() -> None:
 
 def test_the_defaults_of_the_library_are_numbers() -> None:
     config = configs.from_mapping({"data": {"path": "x"}})
-    assert (batch_size(config), gamma(config)) == (1024, 1e-3)
+    assert (batch_size(config), gamma(config), patience(config)) == (1024, 1e-3, 3)
 
 
 def test_what_is_not_resolved_yet_is_not_a_number() -> None:
