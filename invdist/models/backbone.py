@@ -96,6 +96,14 @@ class Backbone(nn.Module):
         """
         return None
 
+    def priors(self, prior: float) -> list[tuple[int, float]]:
+        """The columns of a row in groups beside an exposure head: how many, and the precision of their Gaussian prior.
+
+        A logit should vary by 1 / `prior`. By default columns are taken to be multiplied with those of the other side:
+        with precision sqrt(columns * prior) the sum of their products has that variance.
+        """
+        return [(self.columns, (self.columns * prior) ** 0.5)]
+
     def user_part(self, rows: Tensor) -> Tensor:
         """The user's own part, prepared: rows of any width."""
         return rows

@@ -91,15 +91,13 @@ class HeadLogits(torch.autograd.Function):
 
 
 class PriorOfRows(torch.autograd.Function):
-    """Half the squared size of rows `[m, columns]`, weighted by a `precision` `[m, 2]`: of the first `own` columns, and
-    of the others.
-    """
+    """Half the squared size of rows `[m, columns]`, weighted by a `precision` `[m, groups]` of groups of columns."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, precision: Tensor, own: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, precision: Tensor, groups: list[int]) -> Tensor:
         ctx.save_for_backward(rows, precision)
-        ctx.own = own
-        sizes = torch.stack([torch.linalg.vecdot(part, part) for part in rows.tensor_split([own], 1)], 1)
+        ctx.groups = groups
+        sizes = torch.stack([torch.linalg.vecdot(part, part) for part in rows.split(groups, 1)], 1)
         return 0.5 * (sizes * precision).sum()
 
     @staticmethod
@@ -107,7 +105,7 @@ class PriorOfRows(torch.autograd.Function):
         rows, precision = ctx.saved_tensors
         found = torch.empty_like(rows)
         for part, out, weight in zip(
-            *(values.tensor_split([ctx.own], 1) for values in (rows, found)), precision.split(1, 1), strict=True
+            *(values.split(ctx.groups, 1) for values in (rows, found)), precision.split(1, 1), strict=True
         ):
             torch.mul(part, weight * gradients[0], out=out)
         return found, None, None

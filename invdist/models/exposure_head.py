@@ -77,20 +77,21 @@ class ExposureHead(Backbone):
         """What the first `pairs` of n labeled pairs pay for the size of their trained columns `[2n, columns]`.
 
         Each row has a Gaussian prior, and pays its share at each of its labels. The precision is `prior` for the head's
-        own columns, which give a logit the variance 1 / prior. The k columns of the backbone are multiplied with those
-        of the other side: with precision sqrt(k * prior) their products have the same variance.
+        own columns, which give a logit the variance 1 / prior. That of the columns of the backbone follows from it
+        (`Backbone.priors`).
 
         A model that grew sees `now` of its `labels`, and pays that share of the penalty. Of products it is too little:
         the noise that two sides can learn together goes with the square root of what is seen, so the products of a
         sample grow where those of all labels do not, a little more every day. They pay by the square root, too.
         """
         assert features is not None
-        own, counts = self.inner.columns, features[:, self.dim :]
+        counts, inner = features[:, self.dim :], self.inner.priors(self.prior)
         labels, now = counts[:, 1].clamp(min=1), counts[:, 2]
         more = (labels / torch.where(now > 0, now, labels)).sqrt()
-        precision = torch.stack([(own * self.prior) ** 0.5 * more / labels, self.prior / labels], 1)
-        precision.view(2, -1, 2)[:, pairs:] = 0.0
-        return PriorOfRows.apply(rows, precision, own)
+        precision = torch.stack([*(each * more / labels for _, each in inner), self.prior / labels], 1)
+        precision.view(2, -1, len(inner) + 1)[:, pairs:] = 0.0
+        own = [columns for columns, _ in inner]
+        return PriorOfRows.apply(rows, precision, [*own, self.columns - sum(own)])
 
     def curvature(self) -> tuple[Tensor, Tensor]:
         """By trained column the precision of its prior, and the Fisher information that one label has of it.
@@ -99,7 +100,7 @@ class ExposureHead(Backbone):
         length one. The columns of the backbone are multiplied with short ones: next to nothing.
         """
         own, prior, information = self.inner.columns, torch.full((self.columns,), self.prior), torch.zeros(self.columns)
-        prior[:own] = (own * self.prior) ** 0.5
+        prior[:own] = torch.cat([torch.full((columns,), each) for columns, each in self.inner.priors(self.prior)])
         information[own], information[own + BIAS_COLUMNS :] = _INFORMATION, _INFORMATION / self.dim
         return prior, information
 

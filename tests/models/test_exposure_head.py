@@ -64,13 +64,17 @@ def _penalty(head: ExposureHead, user: Tensor, item: Tensor, pairs: int = PAIRS)
     return head.penalty(rows, features, pairs)
 
 
-def test_the_penalty_of_a_row_is_shared_by_its_labels() -> None:
+@pytest.mark.parametrize(
+    ("model", "inner"),  # dim 4, prior 7, and bias columns
+    [("gmf", [(8 * 7.0) ** 0.5] * 8), ("neumf", [28.0**0.5] * 4 + [16.0**2 * 7] * 16 + [28.0**0.5] * 4)],
+)
+def test_the_penalty_of_a_row_is_shared_by_its_labels(model: str, inner: list[float]) -> None:
     """The first pairs pay, the others do not; the gradient is that of the sum."""
-    head, paying = _head("gmf", prior=7.0), PAIRS - 3
+    head, paying = _head(model, prior=7.0), PAIRS - 3
     user, item = _rows(head, 1).requires_grad_(), _rows(head, 2).requires_grad_()
     found = _penalty(head, user, item, paying)
-    k = head.inner.columns
-    precision = torch.tensor([(k * 7.0) ** 0.5] * k + [7.0] * (head.columns - k), dtype=torch.float64)
+    precision = torch.tensor(inner + [7.0] * (head.columns - len(inner)), dtype=torch.float64)
+    assert torch.equal(head.curvature()[0], precision.float())
     expected = 0.0
     for side in (user, item):
         labels = side[:paying, -3:-2].detach().double().clamp(min=1)
