@@ -1,4 +1,4 @@
-// What a training step does with table rows, each in one pass over memory. Called through kernels.py, which says what
+// Table rows in motion: sorted, gathered, summed, added, and the norms of sums, each in one pass over memory. Called through kernels.py, which says what
 // the arguments are; row_moves.py and row_optimizers.py have the same in torch operators, for GPUs and for machines
 // without a compiler. Rows of a table are `width` floats side by side. Functions that take rows by index return the
 // place of the first index that is out of range, or -1.

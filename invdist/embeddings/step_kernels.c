@@ -1,6 +1,6 @@
-// What a training step computes from rows and logits: norms, losses, and GMF with its gradient and candidates, each in one
-// pass over memory. Called through kernels.py, which says what the arguments are; losses.py and gmf.py have the same in
-// torch operators. Rows are `width` floats side by side, users first.
+// What a training step computes: losses, GMF with its gradient and candidates, the rows of a candidate and AdamW, each in
+// one pass over memory. Called through kernels.py, which says what the arguments are; losses.py, gmf.py, row_moves.py and
+// row_optimizers.py have the same in torch operators. Rows are `width` floats side by side, those of pairs users first.
 //
 // Work is divided among `threads` (parts.h). Sums over pairs are made of sums over blocks, in their order, whoever made
 // those: results are the same to the bit for any number of threads.

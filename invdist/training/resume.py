@@ -47,7 +47,8 @@ def check_continues(
             "resume with the data set of the run, or start a new run that goes on from it on this one with --from"
         )
     check_same_model(path, extra, config)
-    if config.growth.run is not None and (products := _changed(extra, config, ["growth.products"])):
+    grew = config.growth.run is not None and config.exposures.vectors
+    if grew and (products := _changed(extra, config, ["growth.products"])):
         raise UserError(f"{path} was trained with {products}, which decides its vectors: leave it as it was")
     if extra.get("falling") and (epochs := _changed(extra, config, ["growth.epochs"])):
         raise UserError(

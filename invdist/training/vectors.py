@@ -103,7 +103,8 @@ def load_or_learn(
         with _turn(folder, dataset, comm) as finished:
             if not finished:
                 _learn(config, dataset, store_of, checkpoints, comm, report)
-        vectors, found = vectors or store_of(exposures.dim + PADDING), finished_vectors(folder, dataset)
+        vectors = store_of(exposures.dim + PADDING) if vectors is None else vectors
+        found = finished_vectors(folder, dataset)
         if found is None:
             raise UserError(f"{folder} is not seen by rank {comm.rank}: keep exposure vectors where all nodes see them")
         if _intact(comm, functools.partial(_fill, vectors, found, exposures)):

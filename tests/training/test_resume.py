@@ -130,6 +130,21 @@ def test_checkpoints_of_earlier_versions_go_on_within_an_epoch(tiny_data: Path) 
         check_continues("new", Position(), extra, config, dataset, phases)
 
 
+def test_the_products_of_a_grown_run_stay_where_they_decide_its_vectors(tiny_data: Path) -> None:
+    dataset = Dataset.open(str(tiny_data))
+    for run, vectors, kept in (("runs/monday", True, True), ("runs/monday", False, False), (None, True, False)):
+        given = {"data": {"path": str(tiny_data)}, "growth": {"run": run}, "exposures": {"vectors": vectors}}
+        config = configs.from_mapping(given)
+        extra = {"dataset": dataset.fingerprint, "config": configs.dump(config)}
+        config.growth.products += 1
+        phases = phases_of(config, dataset)
+        if not kept:
+            check_continues("grown", Position(), extra, config, dataset, phases)
+            continue
+        with pytest.raises(UserError, match=r"growth.products=3, which decides its vectors"):
+            check_continues("grown", Position(), extra, config, dataset, phases)
+
+
 def test_the_size_of_a_model_counts_the_columns_of_vectors(tiny_data: Path) -> None:
     dataset = Dataset.open(str(tiny_data))
     rows = dataset.users + dataset.items

@@ -313,3 +313,15 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(
     assert train.main([f"data.path={tiny_data}", f"runs={tmp_path / 'runs'}", "exposures.vectors=true", where]) == 2
     assert f"exposures.path: cannot make {tmp_path / 'file' / 'vectors'}: Not a directory" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_unless_the_vectors_are_there(
+    tiny_data: Path, tmp_path: Path, comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for root nothing is read-only, `os.access` says so here."""
+    config, dataset = _config(tiny_data, tmp_path), Dataset.open(str(tiny_data))
+    monkeypatch.setattr(stage.os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=f"exposures.path: cannot write to {tmp_path}"):
+        stage.check_folder(config, dataset)
+    _Learning(config, comm)
+    stage.check_folder(config, dataset)
